@@ -90,6 +90,7 @@ def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds:
     else:
         parts += [_devices(cluster, None if before is None else before.get("cluster"), seconds), _instances(cluster)]
         parts += [_moves(cluster)] if cluster["migrations"] else []
+        parts += [_groups(state["queue"])] if state.get("queue", {}).get("groups") else []
         parts += [_estimates(cluster)] if cluster.get("estimates") else []
         parts += [_links(cluster)] if any(each.get("links") for each in cluster["devices"]) else []
     parts.append(_models(state, cluster))
@@ -175,6 +176,18 @@ def _moves(cluster: Mapping[str, Any]) -> Table:
     for each in cluster["migrations"][:_ROWS]:
         stage = f"{each['stage']}{' (held)' if each['held'] else ''}"
         table.add_row(each["seq"], each["source"], each["target"], str(each["tokens"]), stage)
+    return table
+
+
+def _groups(queue: Mapping[str, Any]) -> Table:
+    """Return the table of waiting groups, in their order; a forecast beyond the deadline is marked."""
+    title = f"queue ({queue['plan']}): {queue['waiting']} waiting"
+    table = _table("model", "slo", "priority", "waiting", "due", "first ends", "last ends", title=title)
+    for each in queue["groups"][:_ROWS]:
+        late = " !" if each["first_end"] > each["due"] else ""
+        slo = "-" if each["slo_ms"] is None else f"{each['slo_ms']} ms"
+        times = (f"{each[name]:.1f} s" for name in ("due", "first_end", "last_end"))
+        table.add_row(each["model"], slo, str(each["priority"]), str(each["waiting"]) + late, *times)
     return table
 
 

@@ -58,6 +58,7 @@ from runtime.messages import (
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.admission.admission import Admission
 from runtime.scheduler.admission.variant_choice import VariantChoice, VariantChooser
+from runtime.scheduler.admission.waiting_queue import WaitingQueue
 from runtime.scheduler.broadcast.dispatch import BroadcastDispatch, Candidates
 from runtime.scheduler.controllers.controller import Controller
 from runtime.scheduler.decode.rows import DecodeLoop
@@ -114,9 +115,12 @@ class Scheduler:
         served = {chain.model: chain for chain in chains}
         out, counters = CommandOutbox(config.max_batch_per_block), Counters()
         prompts = SharedPrompts(config, served, devices, out, counters)
+        order: DeadlineOrder | None = None
+        if config.order.by_deadline:
+            order = DeadlineOrder(config.order, config.max_num_seqs * config.devices, times.record_request)
         self._state = ClusterState(
             config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, out,
-            counters=counters, order=DeadlineOrder(config.order) if config.order.by_deadline else None,
+            counters=counters, order=order, waiting=WaitingQueue(None if order is None else order.forecasts),
         )  # fmt: skip
         self._prefix_cache = PrefixCache(self._state)
         self._updates = ModelUpdates(self._state, self._prefix_cache)
@@ -127,9 +131,7 @@ class Scheduler:
         self._seating = SequenceLifecycle(self._state, self._prefix_cache, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
-        self._evictions: Evictions | None = None
-        if self._state.order is not None and config.order.evicts:
-            self._evictions = Evictions(self._state, self._seating, self._state.order)
+        self._evictions = None if order is None else Evictions(self._state, self._seating, order, config.order.evicts)
         self._admission = Admission(
             self._state,
             self._seating,
@@ -266,6 +268,11 @@ class Scheduler:
     def times(self) -> MeasuredTimes:
         """What hops, loads and moves take."""
         return self._state.times
+
+    @property
+    def order(self) -> DeadlineOrder | None:
+        """Deadlines and forecasts; None where the order is by arrival."""
+        return self._state.order
 
     @property
     def devices(self) -> Devices:

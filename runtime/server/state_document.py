@@ -30,9 +30,18 @@ def state_document(service: Service) -> dict[str, Any]:
         "waiting": state.waiting,
         "draining": service.gate.closed,
         **totals,
-        **({} if cluster is None else {"cluster": cluster}),
-        **({} if service.durable is None else {"queue": service.durable.store.counts()}),
+        **({} if cluster is None else {"cluster": {key: each for key, each in cluster.items() if key != "queue"}}),
+        **_queue(service, None if cluster is None else cluster.get("queue")),
     }
+
+
+def _queue(service: Service, planned: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what waits: in the scheduler by group (`--plan`), and in the store (`--queue`); nothing without both."""
+    parts: list[Mapping[str, Any]] = [] if planned is None else [planned]
+    if service.durable is not None:
+        parts.append(service.durable.store.counts())
+    merged = {key: each for part in parts for key, each in part.items()}
+    return {"queue": {**merged, "waiting": sum(part["waiting"] for part in parts)}} if parts else {}
 
 
 def _alone(service: Service, state: AgentState) -> dict[str, Any]:

@@ -7,7 +7,7 @@ made so far: an answer of 100 tokens is not one of those that ended after 10. Pu
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -44,21 +44,49 @@ def class_of(model: str, prompt: int, most: int) -> AnswerClass:
     return AnswerClass(model, prompt.bit_length(), most.bit_length())
 
 
+class Rest(NamedTuple):
+    """Tokens that are still to come: mean and variance."""
+
+    mean: float
+    variance: float
+
+
 @dataclass(slots=True)
 class _Histogram:
-    """Weights and sums of lengths by bin."""
+    """Weights of lengths by bin.
+
+    Fields:
+        ends: For each bin with answers, in order: the bin, and the sums of weight, weight x length, weight x length^2
+            over it and all longer ones; None while they have to be computed again.
+    """
 
     weights: dict[int, float] = field(default_factory=dict)
     scale: float = 1.0
+    ends: list[tuple[int, float, float, float]] | None = None
 
     def add(self, length: int) -> None:
         # Later lengths weigh more, instead of all earlier ones less.
         self.scale /= _FADING
         at = bisect_left(_EDGES, length)
         self.weights[at] = self.weights.get(at, 0.0) + self.scale
+        self.ends = None
         if self.scale > 1e100:
             self.weights = {each: weight / self.scale for each, weight in self.weights.items()}
             self.scale = 1.0
+
+    def above(self, made: int) -> tuple[float, float, float]:
+        """Return the sums over all lengths above `made`, the newest of weight 1."""
+        if self.ends is None:
+            self.ends = []
+            whole = first = second = 0.0
+            for at in sorted(self.weights, reverse=True):
+                weight, length = self.weights[at] / self.scale, _middle(at)
+                whole, first, second = whole + weight, first + weight * length, second + weight * length * length
+                self.ends.append((at, whole, first, second))
+            self.ends.reverse()
+        # The first bin that ends above `made`.
+        index = bisect_left(self.ends, bisect_right(_EDGES, made), key=lambda end: end[0])
+        return self.ends[index][1:] if index < len(self.ends) else (0.0, 0.0, 0.0)
 
     def rest(self, made: int, most: int) -> list[tuple[float, int]]:
         """Return (weight, length) of the lengths above `made`, the newest of weight 1, none above `most`."""
@@ -67,6 +95,9 @@ class _Histogram:
             for at, weight in sorted(self.weights.items())
             if _EDGES[at] > made
         ]
+
+
+_NONE = _Histogram()
 
 
 def _middle(at: int) -> int:
@@ -90,22 +121,24 @@ class AnswerLengths:
         if len(self._classes) > _CLASSES:
             self._classes.popitem(last=False)
 
+    def rest(self, key: AnswerClass, made: int, most: int) -> Rest:
+        """Return what is still to come after `made` tokens, of at most `most` in all. O(log bins)."""
+        weight, first, second = self._classes.get(key, _NONE).above(made)
+        whole, limit = weight + 1.0, max(most - made, 1)
+        mean = (first + most) / whole
+        variance = max((second + most * most) / whole - mean * mean, 0.0)
+        return Rest(min(max(mean - made, 1.0), limit), variance)
+
     def expected(self, key: AnswerClass, made: int, most: int) -> float:
         """Return the mean of the tokens that are still to come after `made`, of at most `most` in all; at least 1."""
-        found = self._rest(key, made, most)
-        mean = sum(weight * (length - made) for weight, length in found) / sum(weight for weight, _ in found)
-        return min(max(mean, 1.0), max(most - made, 1))
+        return self.rest(key, made, most).mean
 
     def at_most(self, key: AnswerClass, made: int, most: int, share: float = 0.95) -> int:
         """Return how many tokens are still to come in this share of the cases; at least 1."""
-        found = self._rest(key, made, most)
+        found = [*self._classes.get(key, _NONE).rest(made, most), (1.0, most)]
         left = share * sum(weight for weight, _ in found)
         for weight, length in found:
             left -= weight
             if left <= 0:
                 return max(length - made, 1)
         return max(most - made, 1)
-
-    def _rest(self, key: AnswerClass, made: int, most: int) -> list[tuple[float, int]]:
-        histogram = self._classes.get(key)
-        return [*(() if histogram is None else histogram.rest(made, most)), (1.0, most)]

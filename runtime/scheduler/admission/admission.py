@@ -84,6 +84,8 @@ class Admission:
         )
         state.sequences[request.seq] = sequence
         state.users[chain.loaded_as] += 1
+        if state.order is not None:
+            state.order.forecasts.promise(sequence, state.running.values(), now)
         state.waiting.add(sequence)
         state.changed = True
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runtime.control.sequence import Rank, RankedQueue
+from runtime.scheduler.order.forecasts import Forecasts
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
 class WaitingQueue:
-    """Waiting sequences, by version of their chain. Its length does not count paused ones."""
+    """Waiting sequences, by version of their chain. Its length does not count paused ones.
 
-    def __init__(self) -> None:
+    `forecasts`: counts them by group, where the order is by deadline.
+    """
+
+    def __init__(self, forecasts: Forecasts | None = None) -> None:
+        self._forecasts = forecasts
         self._queues: dict[str, RankedQueue[ScheduledSequence]] = {}
         self._aside: dict[str, ScheduledSequence] = {}
         self._count = 0
@@ -37,6 +42,8 @@ class WaitingQueue:
             queue = self._queues[sequence.chain.version] = RankedQueue()
         queue.add(sequence)
         self._count += 1
+        if self._forecasts is not None:
+            self._forecasts.add_waiting(sequence)
 
     def remove(self, sequence: ScheduledSequence) -> None:
         """Remove a sequence. Raises KeyError if it is not here."""
@@ -45,6 +52,8 @@ class WaitingQueue:
         queue = self._queues[sequence.chain.version]
         queue.remove(sequence)
         self._count -= 1
+        if self._forecasts is not None:
+            self._forecasts.remove_waiting(sequence)
         if not len(queue):
             del self._queues[sequence.chain.version]
 

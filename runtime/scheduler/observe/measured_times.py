@@ -27,8 +27,8 @@ from runtime.policy.measured_cost import MeasuredCost
 from runtime.policy.migration.cost import ChunkSeconds, Costs, finish_time
 from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile
 
-Kind = Literal["hop", "load", "move"]
-KINDS: tuple[Kind, ...] = ("hop", "load", "move")
+Kind = Literal["hop", "load", "move", "request"]
+KINDS: tuple[Kind, ...] = ("hop", "load", "move", "request")
 
 #: Estimates with their outcomes that are kept of each kind.
 _KEPT = 512
@@ -88,9 +88,7 @@ class MeasuredTimes:
         self._copy = MeasuredCost(copies)
         self._recompute = MeasuredCost([((1.0, _RECOMPUTE), 1.0)])
         self._loads: dict[str, _DeviceLoads] = {}
-        self._outcomes: dict[Kind, deque[EstimateOutcome]] = {
-            "hop": deque(maxlen=_KEPT), "load": deque(maxlen=_KEPT), "move": deque(maxlen=_KEPT)
-        }  # fmt: skip
+        self._outcomes: dict[Kind, deque[EstimateOutcome]] = {kind: deque(maxlen=_KEPT) for kind in KINDS}
 
     # -- hops ----------------------------------------------------------------------------------------------------------
 
@@ -219,6 +217,10 @@ class MeasuredTimes:
     def outcomes(self, kind: Kind) -> Sequence[EstimateOutcome]:
         """Return the latest estimates of a kind with their outcomes, oldest first."""
         return tuple(self._outcomes[kind])
+
+    def record_request(self, now: int, estimate: float, measured: float) -> None:
+        """Record the forecast of a request's time from its arrival to its end, and what it took, in seconds."""
+        self._add(now, "request", estimate, measured)
 
     def _add(self, now: int, kind: Kind, estimate: float, measured: float) -> None:
         self._outcomes[kind].append(EstimateOutcome(kind, estimate, measured))

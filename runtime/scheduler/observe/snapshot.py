@@ -122,11 +122,48 @@ class EstimatePicture:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPicture:
+    """A group of waiting requests (QL-03). Times in seconds from now.
+
+    Fields:
+        slo_ms: None for requests without a deadline of their own.
+        waiting: Number of its members.
+        due: Deadline of the first of them.
+        first_end, last_end: Forecasts of the ends of the first and the last of them.
+    """
+
+    id: str
+    model: str
+    priority: int
+    slo_ms: int | None
+    waiting: int
+    due: float
+    first_end: float
+    last_end: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePicture:
+    """What waits, where the order is by deadline.
+
+    Fields:
+        groups: In their order.
+        virtual: The virtual queue of each cell: the ids of its groups. There is one cell, the whole cluster.
+    """
+
+    plan: str
+    waiting: int
+    groups: tuple[GroupPicture, ...]
+    virtual: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterPicture:
     """The whole cluster.
 
     Fields:
-        estimates: Of hops, loads and moves, where there are any.
+        estimates: Of hops, loads, moves and requests, where there are any.
+        queue: None where the order is by arrival.
         migration_totals: Fields of `scheduler.migration.migration.MigrationCounts`.
         starved: Running sequences that wait for pages.
     """
@@ -138,6 +175,7 @@ class ClusterPicture:
     migration_totals: Mapping[str, int]
     starved: int
     estimates: tuple[EstimatePicture, ...] = ()
+    queue: QueuePicture | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the snapshot as a JSON-compatible dictionary."""
@@ -166,7 +204,30 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
         migration_totals=asdict(scheduler.migrations.counts()),
         starved=scheduler.starved,
         estimates=tuple(made for kind in KINDS if (made := _estimates(scheduler, kind)) is not None),
+        queue=_queue(scheduler),
     )
+
+
+def _queue(scheduler: Scheduler) -> QueuePicture | None:
+    order, running = scheduler.order, [each for each in scheduler.sequences.values() if each.path]
+    if order is None:
+        return None
+    groups = tuple(
+        GroupPicture(
+            id=f"{each.key.answers.model}/{each.key.priority}/{each.key.slo_ms or 'none'}/{each.key.answers.prompt}"
+            f"/{each.key.answers.most}",
+            model=each.key.answers.model,
+            priority=each.key.priority,
+            slo_ms=each.key.slo_ms,
+            waiting=each.waiting,
+            due=(each.due - order.now) / 1e9,
+            first_end=(each.first - order.now) / 1e9,
+            last_end=(each.last - order.now) / 1e9,
+        )
+        for each in order.forecasts.by_group(running, order.now)
+    )
+    cells = ({"cell": "all", "groups": tuple(each.id for each in groups)},)
+    return QueuePicture(order.plan, sum(each.waiting for each in groups), groups, cells)
 
 
 def _estimates(scheduler: Scheduler, kind: Kind) -> EstimatePicture | None:

@@ -12,13 +12,14 @@ overtaken for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from runtime.config import OrderConfig
 from runtime.control.sequence import Rank
-from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
+from runtime.policy.slo.lengths import AnswerLengths
 from runtime.policy.slo.service_times import ServiceTimes
 from runtime.scheduler.admission.waiting_queue import WaitingQueue
+from runtime.scheduler.order.forecasts import Forecasts, answers_of
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.types import FinishReason, SequenceRequest
 
@@ -29,12 +30,18 @@ _LATER = 10
 
 
 class DeadlineOrder:
-    """Ranks, deadlines and predicted times of the sequences of one scheduler. Times in ns."""
+    """Ranks, deadlines and predicted times of the sequences of one scheduler. Times in ns.
 
-    def __init__(self, config: OrderConfig) -> None:
-        self._config = config
+    `places`, `outcome`: as of `forecasts`.
+    """
+
+    def __init__(self, config: OrderConfig, places: int, outcome: Callable[[int, float, float], None]) -> None:
         self._soft = config.soft_deadline_ms * 1_000_000
         self._times, self._lengths = ServiceTimes(), AnswerLengths()
+        self.forecasts = Forecasts(self._times, self._lengths, places, outcome)
+        self.plan = config.plan
+        #: Time of the latest sample.
+        self.now = 0
 
     def due(self, request: SequenceRequest) -> int:
         """Return a request's deadline."""
@@ -53,6 +60,7 @@ class DeadlineOrder:
     def record_start(self, sequence: ScheduledSequence, now: int) -> None:
         """Record that a sequence starts on its devices."""
         self._times.start(sequence.seq, sequence.tokens - sequence.computed, now)
+        self.forecasts.record_start(sequence, now)
 
     def record_first_token(self, sequence: ScheduledSequence, now: int) -> None:
         """Record the first token of a sequence since its latest start."""
@@ -62,13 +70,16 @@ class DeadlineOrder:
         """Record that a sequence leaves its devices."""
         self._times.end(sequence.seq, sequence.chain.model, len(sequence.output), now)
 
-    def record_end(self, sequence: ScheduledSequence, reason: FinishReason) -> None:
-        """Record the length of an answer."""
-        if reason in ("stop", "length"):
-            self._lengths.add(_class(sequence), len(sequence.output))
+    def record_end(self, sequence: ScheduledSequence, reason: FinishReason, now: int) -> None:
+        """Record the length of an answer, and what became of its forecast."""
+        completed = reason in ("stop", "length")
+        if completed:
+            self._lengths.add(answers_of(sequence), len(sequence.output))
+        self.forecasts.record_end(sequence, completed, now)
 
     def sample(self, running: Iterable[ScheduledSequence], now: int) -> None:
         """Record the progress of running sequences."""
+        self.now = now
         for sequence in running:
             self._times.sample(sequence.seq, sequence.chain.model, len(sequence.output), now)
 
@@ -111,13 +122,8 @@ class DeadlineOrder:
         return self._times.context(sequence.chain.model, sequence.tokens)
 
     def _rest(self, sequence: ScheduledSequence) -> int:
-        count = self._lengths.at_most(_class(sequence), len(sequence.output), sequence.request.sampling.max_tokens)
+        count = self._lengths.at_most(answers_of(sequence), len(sequence.output), sequence.request.sampling.max_tokens)
         return self._times.tokens(sequence.chain.model, count)
 
     def _expected(self, sequence: ScheduledSequence) -> float:
-        return self._lengths.expected(_class(sequence), len(sequence.output), sequence.request.sampling.max_tokens)
-
-
-def _class(sequence: ScheduledSequence) -> AnswerClass:
-    request = sequence.request
-    return class_of(request.model, len(request.prompt), request.sampling.max_tokens)
+        return self._lengths.expected(answers_of(sequence), len(sequence.output), sequence.request.sampling.max_tokens)

@@ -23,22 +23,23 @@ _CAUSE = "QL-09"
 
 
 class Evictions:
-    """Evictions of one scheduler."""
+    """Evictions of one scheduler; where they are off, what finds no room is only counted."""
 
-    def __init__(self, state: ClusterState, seating: SequenceLifecycle, order: DeadlineOrder) -> None:
-        self._state, self._seating, self._order = state, seating, order
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle, order: DeadlineOrder, evicts: bool) -> None:
+        self._state, self._seating, self._order, self._evicts = state, seating, order, evicts
         self._blocked: tuple[ScheduledSequence, Route] | None = None
         self._leaving: tuple[str, ...] = ()
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room on its route. The first of a pass is the most urgent."""
         if self._blocked is None:
+            self._order.forecasts.limit(len(self._state.running))
             self._blocked = (sequence, route)
 
     def review(self, now: int) -> bool:
         """Evict for the sequence that was blocked in the latest pass; return whether any has left already."""
         blocked, self._blocked = self._blocked, None
-        if blocked is None or self._under_way():
+        if blocked is None or not self._evicts or self._under_way():
             return False
         chosen = self._choose(*blocked, now)
         self._leaving = tuple(each.seq for each in chosen)

@@ -232,7 +232,7 @@ class SequenceLifecycle:
         """Count whether a request with `slo_ms` was on time, and learn from the length of its answer."""
         state, request = self._state, sequence.request
         if state.order is not None:
-            state.order.record_end(sequence, reason)
+            state.order.record_end(sequence, reason, now)
         if request.slo_ms is not None and reason != "abort":
             if reason != "error" and now <= request.arrival + request.slo_ms * 1_000_000:
                 state.counters.slo_met += 1

@@ -1,0 +1,163 @@
+"""Forecast when requests end, and compare the forecasts with what happens (QL-05, QL-14 to QL-16).
+
+    arrival: `promise` -> the forecast is kept -> end: `record_end` -> `outcomes`, and the estimates of the trace
+
+What waits is counted by groups (`policy.slo.groups`), so that a forecast costs O(groups + running sequences).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from runtime.policy.slo.forecast import Forecast, Occupancy, forecast
+from runtime.policy.slo.groups import Group, GroupKey, WaitingGroups
+from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
+from runtime.policy.slo.service_times import ServiceTimes
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+
+#: Forecasts with their outcomes that are kept.
+_KEPT = 4096
+#: Weight of the newest outcome in the forecasts' error.
+_LEARNING = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastOutcome:
+    """A forecast made at a request's arrival, and the time that it took to its end, in ns.
+
+    Fields:
+        waited: Time from the arrival to the first start.
+    """
+
+    forecast: Forecast
+    waited: int
+    took: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupForecast:
+    """A waiting group.
+
+    Fields:
+        waiting: Number of its members.
+        due: Deadline of its first member, in ns of the driver's clock.
+        first, last: Forecasts of the ends of its first and last member, in ns of the driver's clock.
+    """
+
+    key: GroupKey
+    waiting: int
+    due: int
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class _Promise:
+    arrived: int
+    forecast: Forecast
+    started: int | None = None
+
+
+def answers_of(sequence: ScheduledSequence) -> AnswerClass:
+    """Return the class of a sequence's answer."""
+    request = sequence.request
+    return class_of(request.model, len(request.prompt), request.sampling.max_tokens)
+
+
+class Forecasts:
+    """Forecasts of one scheduler.
+
+    Args:
+        places: Sequences that may run at a time; fewer do where pages are short, which `limit` tells.
+        outcome: Receives (now, forecast in seconds, measured seconds) of each request that ends.
+    """
+
+    def __init__(
+        self, times: ServiceTimes, lengths: AnswerLengths, places: int, outcome: Callable[[int, float, float], None]
+    ) -> None:
+        self._times, self._lengths, self._places, self._outcome = times, lengths, places, outcome
+        self._error = 0.0  # square of the relative error that variances of lengths do not explain
+        self._promises: dict[str, _Promise] = {}
+        self._sums: dict[str, tuple[GroupKey, int, int, int]] = {}
+        self.groups = WaitingGroups()
+        #: The latest forecasts with their outcomes.
+        self.outcomes: deque[ForecastOutcome] = deque(maxlen=_KEPT)
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def add_waiting(self, sequence: ScheduledSequence) -> None:
+        """Count a sequence that waits."""
+        request = sequence.request
+        key = GroupKey(request.priority, request.slo_ms, answers_of(sequence))
+        sums = (key, sequence.tokens, len(sequence.output), request.sampling.max_tokens)
+        self._sums[sequence.seq] = sums
+        self.groups.add(key, sequence.seq, sequence.rank.order, *sums[1:])
+
+    def remove_waiting(self, sequence: ScheduledSequence) -> None:
+        """Count it no more."""
+        key, *sums = self._sums.pop(sequence.seq)
+        self.groups.remove(key, sequence.seq, *sums)
+
+    def limit(self, running: int) -> None:
+        """Record that a sequence found no room beside so many running ones."""
+        self._places = max(running, 1)
+
+    def promise(self, sequence: ScheduledSequence, running: Collection[ScheduledSequence], now: int) -> None:
+        """Forecast the end of a request that arrives, before it is counted as waiting."""
+        key = GroupKey(sequence.request.priority, sequence.request.slo_ms, answers_of(sequence))
+        rank = (key.priority, sequence.rank.order)
+        ahead = [group for group in self.groups if group.key == key or (group.key.priority, group.due) <= rank]
+        waiting = ((len(group.members), self._work(group)) for group in ahead)
+        rests = map(self.rest, running)
+        made = forecast(rests, waiting, self.rest(sequence), self._places, self._error**0.5)
+        self._promises[sequence.seq] = _Promise(now, made)
+
+    def record_start(self, sequence: ScheduledSequence, now: int) -> None:
+        promise = self._promises.get(sequence.seq)
+        if promise is not None and promise.started is None:
+            promise.started = now
+
+    def record_end(self, sequence: ScheduledSequence, completed: bool, now: int) -> None:
+        """Compare a request's forecast with what it took; `completed`: it ended by itself or at its limit."""
+        promise = self._promises.pop(sequence.seq, None)
+        if promise is not None and completed and promise.started is not None:
+            took = now - promise.arrived
+            self.outcomes.append(ForecastOutcome(promise.forecast, promise.started - promise.arrived, took))
+            self._outcome(now, promise.forecast.end / 1e9, took / 1e9)
+            self._learn(promise.forecast, took)
+
+    # -- forecasts -----------------------------------------------------------------------------------------------------
+
+    def rest(self, sequence: ScheduledSequence) -> Occupancy:
+        """Return the work that a waiting or running sequence still is."""
+        made, most = len(sequence.output), sequence.request.sampling.max_tokens
+        left = sequence.tokens - sequence.computed
+        return self._work_of(sequence.chain.model, answers_of(sequence), left if left > 1 else 0, made, most)
+
+    def by_group(self, running: Iterable[ScheduledSequence], now: int) -> list[GroupForecast]:
+        """Return the waiting groups in their order, with forecasts."""
+        rests = [self.rest(sequence) for sequence in running]
+        ahead: list[tuple[int, Occupancy]] = []
+        found = []
+        for group in self.groups:
+            count, own = len(group.members), self._work(group)
+            first = forecast(rests, ahead, own, self._places)
+            last = forecast(rests, [*ahead, (count - 1, own)], own, self._places) if count > 1 else first
+            found.append(GroupForecast(group.key, count, group.due, now + first.end, now + last.end))
+            ahead.append((count, own))
+        return found
+
+    def _learn(self, told: Forecast, took: int) -> None:
+        unexplained = max((took - told.end) ** 2 - told.sigma**2, 0) / max(told.end, 1) ** 2
+        self._error += (min(unexplained, 1.0) - self._error) * _LEARNING
+
+    def _work(self, group: Group) -> Occupancy:
+        context, made, most = group.mean
+        return self._work_of(group.key.answers.model, group.key.answers, context, made, most)
+
+    def _work_of(self, model: str, answers: AnswerClass, context: float, made: int, most: int) -> Occupancy:
+        rest, token = self._lengths.rest(answers, made, most), self._times.tokens(model, 1)
+        begin = self._times.context(model, round(context)) if context else 0
+        return Occupancy(begin + rest.mean * token, rest.variance * token * token)

@@ -1,0 +1,90 @@
+"""Forecasts of requests in a virtual cluster: close to what happens, with bounds that hold, and shown by group."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import mean, median
+
+import pytest
+
+from runtime.config import ClusterConfig, OrderConfig, Plan
+from runtime.engine.fakes.integer_model import counting_model
+from runtime.scheduler.observe.snapshot import picture_of
+from runtime.scheduler.order.forecasts import ForecastOutcome
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1* 2", max_model_len=256)
+
+
+def cluster(plan: Plan = "edf") -> VirtualCluster:
+    config = ClusterConfig(max_num_seqs=4, order=OrderConfig(plan))
+    return VirtualCluster((M,), devices=1, pages=200, config=config, costs=lambda plan: MS, latency=MS // 100)
+
+
+def played(length: Callable[[random.Random], int], waves: int = 5) -> list[ForecastOutcome]:
+    """Return the forecasts of requests that arrive in waves, each larger than what the cluster serves meanwhile."""
+    made, rng = cluster(), random.Random(3)
+    for wave in range(waves):
+        for number in range(40):
+            at = (wave * 250 + number) * MS
+            one = request(f"s{wave}-{number}", range(1, 9), max_tokens=length(rng), ignore_eos=True)
+            made.ask(replace(one, arrival=at, slo_ms=60_000), at=at)
+    made.ticks(20 * MS, 1500 * MS)
+    made.run()
+    made.expect()
+    order = made.scheduler.order
+    assert order is not None and len(order.forecasts.outcomes) == 40 * waves
+    return list(order.forecasts.outcomes)
+
+
+def fit(found: list[ForecastOutcome]) -> float:
+    """Return R²: the share of the variance of what happened that the forecasts explain."""
+    took = [each.took for each in found]
+    middle = mean(took)
+    rest = sum((each.took - each.forecast.end) ** 2 for each in found)
+    return 1 - rest / sum((each - middle) ** 2 for each in took)
+
+
+@pytest.mark.parametrize("kind", ["equal", "uniform", "two kinds"])
+def test_forecasts_are_close_once_lengths_are_known(kind: str) -> None:
+    draws: dict[str, Callable[[random.Random], int]] = {
+        "equal": lambda rng: 20,
+        "uniform": lambda rng: rng.randrange(9, 33),
+        "two kinds": lambda rng: rng.choice((6, 40)),
+    }
+    found = played(draws[kind])[80:]  # by then, times and lengths have been learned
+    assert fit(found) > 0.9
+    assert abs(median(each.forecast.end / each.took for each in found) - 1) < 0.1
+    within = mean(each.forecast.least <= each.took <= each.forecast.most for each in found)
+    assert within > 0.8
+
+
+def test_a_forecast_that_leaves_the_queue_out_is_not_close() -> None:
+    """The negative control: the time of the answer alone explains nothing of what requests take."""
+    found = played(lambda rng: rng.randrange(9, 33))[80:]
+    alone = [
+        replace(each, forecast=replace(each.forecast, end=each.forecast.end - each.forecast.wait)) for each in found
+    ]
+    assert fit(alone) < 0.5 < fit(found)
+
+
+def test_the_queue_is_shown_by_group() -> None:
+    made = cluster("qlm")
+    for number in range(12):
+        one = request(f"s{number}", range(1, 9), max_tokens=30, ignore_eos=True)
+        made.ask(replace(one, arrival=MS, slo_ms=(None, 5000)[number % 2]), at=MS)
+    made.ticks(10 * MS, 60 * MS)
+    made.run(until=25 * MS)
+    queue = picture_of(made.scheduler).queue
+    assert queue is not None and (queue.plan, queue.waiting) == ("qlm", 8)
+    assert [(group.slo_ms, group.waiting) for group in queue.groups] == [(5000, 2), (None, 6)]
+    assert queue.virtual == ({"cell": "all", "groups": tuple(group.id for group in queue.groups)},)
+    soon, later = queue.groups
+    assert 0 < soon.first_end <= soon.last_end <= later.last_end and soon.due < later.due
+    made.run()
+    queue = picture_of(made.scheduler).queue
+    assert queue is not None and (queue.waiting, queue.groups) == (0, ())
+    assert picture_of(cluster("off").scheduler).queue is None
