@@ -16,6 +16,7 @@ from runtime.messages import AgentStats
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.migration.migration import MigrationCounts
 from runtime.scheduler.observe.snapshot import picture_of
+from runtime.scheduler.order.forecasts import ForecastOutcome
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.speculation.speculation import SpeculationCounts
 from runtime.types import EngineMemory, ModelSpec
@@ -101,6 +102,12 @@ class ClusterView:
         """Return the counts of predicted hops so far (BL-25)."""
         with self._changed:
             return self._scheduler.speculation.counts()
+
+    def forecasts(self) -> tuple[ForecastOutcome, ...]:
+        """Return the latest forecasts of requests with their outcomes; none where the order is by arrival."""
+        with self._changed:
+            order = self._scheduler.order
+            return () if order is None else tuple(order.forecasts.outcomes)
 
     def health(self) -> Mapping[str, Any]:
         """Return the document for `/health`.

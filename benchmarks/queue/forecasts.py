@@ -1,0 +1,141 @@
+"""Measure forecasts of requests beside what they took, on the real engine under load (QL-14 to QL-16).
+
+    python -m benchmarks.queue.forecasts STORE MODEL… [--mix narrow|wide|two]… [--requests 600] [--places 16]
+        [--prompt 48] [--wave 60] [--output FILE]
+
+Requests arrive in waves, each when about a third of the last one still waits, so that the queue grows and shrinks many
+times. All have one SLO, so that they run in their order of arrival. How long an answer gets is not told to the server:
+`max_tokens` is 512, and a stop token ends it at a length of the mix. The first quarter is for learning, and left out.
+
+- `r2`, `slope`: of what requests took from arrival to end over their forecasts; least squares through the means.
+- `bias`: mean of forecast / measured - 1, by tenth of the forecasts, from the shortest ones on.
+- `covered`: share of the requests within their bounds of 95 %.
+- `shuffled`: the same with the forecasts of other requests: the negative control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.reports import deliver
+from cli.serving.driver import start_driver
+from cli.serving.models import choose
+from cli.serving.options import ServeOptions
+from runtime.scheduler.order.forecasts import ForecastOutcome
+from runtime.types import SamplingParams, SequenceRequest
+from zoo.api import Zoo
+
+MIXES: Mapping[str, Callable[[random.Random], int]] = {
+    "narrow": lambda rng: rng.randint(28, 36),
+    "wide": lambda rng: rng.randint(4, 100),
+    "two": lambda rng: rng.choice((8, 8, 8, 100)),
+}
+_MOST = 512
+_STOP = 3
+_SLO_MS = 3_600_000
+
+
+def ask(rng: random.Random, name: str, model: str, prompt: int, tokens: int, vocab: int) -> SequenceRequest:
+    """Return a request that ends after so many tokens, by a stop token that is always the likeliest."""
+    sampling = SamplingParams(
+        _MOST, min_tokens=tokens, stop_token_ids=(_STOP,), logit_bias=((_STOP, 100.0),), ignore_eos=True
+    )
+    tokens_in = tuple(rng.randrange(vocab) for _ in range(prompt))
+    return SequenceRequest(name, name, model, tokens_in, sampling, slo_ms=_SLO_MS, arrival=time.monotonic_ns())
+
+
+def run(driver: Any, models: Sequence[str], args: argparse.Namespace, mix: str) -> list[ForecastOutcome]:
+    """Run the requests of a mix, and return their forecasts with outcomes in the order of their ends."""
+    rng = random.Random(f"{mix} {args.seed}")
+    before = len(driver.view.forecasts())
+    asked, left, changed = 0, 0, threading.Condition()
+    answering: list[threading.Thread] = []
+
+    def answer(batch: list[SequenceRequest]) -> None:
+        nonlocal left
+        for event in driver.run(batch):
+            if event.finish is not None:
+                with changed:
+                    left -= 1
+                    changed.notify()
+
+    def few_wait(most: int) -> bool:
+        return left - args.places <= most
+
+    while asked < args.requests:
+        batch = []
+        for _ in range(min(args.wave, args.requests - asked)):
+            one = ask(rng, f"{mix}{asked}", models[asked % len(models)], args.prompt, MIXES[mix](rng), args.vocab)
+            batch.append(one)
+            asked += 1
+        with changed:
+            left += len(batch)
+        answering.append(threading.Thread(target=answer, args=(batch,), daemon=True))
+        answering[-1].start()
+        with changed:
+            changed.wait_for(partial(few_wait, rng.randint(0, args.wave // 2)))
+    for thread in answering:
+        thread.join()
+    return list(driver.view.forecasts()[before:])
+
+
+def figures(found: Sequence[ForecastOutcome]) -> dict[str, Any]:
+    told, took = [each.forecast.end / 1e9 for each in found], [each.took / 1e9 for each in found]
+    x, y = mean(told), mean(took)
+    slope = sum((a - x) * (b - y) for a, b in zip(told, took, strict=True)) / sum((a - x) ** 2 for a in told)
+    rest = sum((b - y - slope * (a - x)) ** 2 for a, b in zip(told, took, strict=True))
+    tenths = sorted(zip(told, took, strict=True))
+    size = max(1, len(tenths) // 10)
+    return {
+        "requests": len(found),
+        "r2": round(1 - rest / sum((b - y) ** 2 for b in took), 4),
+        "slope": round(slope, 3),
+        "bias": [round(mean(a / b for a, b in tenths[at : at + size]) - 1, 3) for at in range(0, size * 10, size)],
+        "covered": round(mean(each.forecast.least <= each.took <= each.forecast.most for each in found), 3),
+        "seconds": [round(min(took), 2), round(max(took), 2)],
+    }
+
+
+def shuffled(found: Sequence[ForecastOutcome], seed: int) -> list[ForecastOutcome]:
+    """Return the outcomes, each with the forecast of another request."""
+    told = [each.forecast for each in found]
+    random.Random(seed).shuffle(told)
+    return [replace(each, forecast=other) for each, other in zip(found, told, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--mix", action="append", choices=tuple(MIXES))
+    parser.add_argument("--requests", type=int, default=600)
+    parser.add_argument("--places", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=48)
+    parser.add_argument("--wave", type=int, default=60)
+    parser.add_argument("--vocab", type=int, default=1000, help="prompt tokens are below")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    document: dict[str, Any] = {}
+    with Zoo(args.store, create=False) as zoo:
+        models = [zoo.model(name).name for name in args.models]
+        for mix in args.mix or tuple(MIXES):
+            options = ServeOptions(plan="edf", max_num_seqs=args.places, kv_cache_memory_bytes=1 << 30)
+            with start_driver(zoo, options, choose(zoo, models)) as driver:
+                found = run(driver, models, args, mix)
+            kept = found[len(found) // 4 :]
+            document[mix] = {**figures(kept), "shuffled": figures(shuffled(kept, args.seed))}
+    deliver(document, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The benchmark of forecasts, on a tiny model: all requests are compared, and shuffled forecasts explain less."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from benchmarks.queue.forecasts import figures, run, shuffled
+from cli.serving.driver import start_driver
+from cli.serving.models import choose
+from cli.serving.options import ServeOptions
+from tests import checkpoints
+from zoo.api import Zoo
+
+
+def test_requests_are_compared_with_their_forecasts(tmp_path: Path) -> None:
+    folder = checkpoints.make("llama", tmp_path / "llama", tokenizer=False)
+    given = Namespace(requests=60, places=4, prompt=8, wave=20, seed=0, vocab=20)
+    with Zoo(tmp_path / "store") as zoo:
+        zoo.ingest(folder, "m")
+        with start_driver(zoo, ServeOptions(plan="edf", max_num_seqs=4), choose(zoo, ["m"])) as driver:
+            found = run(driver, ["m"], given, "wide")
+    assert len(found) == 60
+    assert all(each.waited <= each.took and each.forecast.least <= each.forecast.most for each in found)
+    assert figures(found)["requests"] == 60
+    assert sorted(each.forecast.end for each in shuffled(found, 0)) == sorted(each.forecast.end for each in found)
