@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 
 from runtime.queueing import requests
 from runtime.queueing.database import QueueDatabase
@@ -75,6 +75,36 @@ def test_a_failed_write_is_undone_alone(queue: QueueDatabase) -> None:
         assert requests.events(connection, "cmpl-2") == [b"other"]
         assert requests.get(connection, "cmpl-5") is None
         assert requests.get(connection, "cmpl-6") is not None
+
+
+def test_only_events_do_not_wait_for_the_disk(queue: QueueDatabase) -> None:
+    """A write's transaction is synced, also if events are in it."""
+    put(queue, made(1, state="running"))
+    statements: list[str] = []
+    event.listen(
+        queue._database.engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement)
+    )
+
+    def unsynced() -> bool:
+        found = {"PRAGMA synchronous=NORMAL", "SET LOCAL synchronous_commit = off"} & set(statements)
+        statements.clear()
+        return bool(found)
+
+    async def main() -> None:
+        journal = Journal(queue, gather=0.2)
+        await journal.append("cmpl-1", 0, b"a")
+        assert unsynced()
+        await journal.write(partial(requests.put, requests=[made(2)]))
+        assert not unsynced()
+        await journal.write(partial(requests.put, requests=[made(3)]), synced=False)
+        assert unsynced()
+        await asyncio.gather(
+            journal.append("cmpl-1", 1, b"b"), journal.write(partial(requests.put, requests=[made(4)]))
+        )
+        assert not unsynced()
+        await journal.close()
+
+    asyncio.run(main())
 
 
 def test_writes_keep_their_place_among_events(queue: QueueDatabase) -> None:

@@ -1,0 +1,48 @@
+"""The store of one server: what is accepted and what is answered is on the disk before the call returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from runtime.queueing.database import QueueDatabase
+from runtime.queueing.journal import Journal
+from runtime.server.durable.store import RequestStore
+from tests.runtime.queueing.test_requests import GIVEN_UP, made
+
+
+def test_requests_and_answers_wait_for_the_disk_and_starts_do_not(tmp_path: Path, monkeypatch: Any) -> None:
+    synced: list[bool] = []
+    write = Journal.write
+
+    async def spied(self: Journal, work: Callable[[Connection], Any], synced_: bool = True, **options: Any) -> Any:
+        synced.append(options.get("synced", synced_))
+        return await write(self, work, **options)
+
+    monkeypatch.setattr(Journal, "write", spied)
+
+    async def main(store: RequestStore) -> None:
+        await store.open(GIVEN_UP)
+        synced.clear()
+        request = made(1, state="running")
+        assert await store.put(request)
+        assert not await store.put(made(1, seed=9))
+        assert await store.finish("cmpl-1", "done", GIVEN_UP)
+        assert not await store.finish("cmpl-1", "failed", GIVEN_UP)
+        assert synced == [True] * 4
+        await store.put(made(2))
+        synced.clear()
+        claimed = await store.claim(made(2))
+        assert claimed is not None and (claimed.state, claimed.attempts) == ("running", 1)
+        await store.start("cmpl-2", "m", "v")
+        assert synced == [False] * 2
+        assert await store.claim(request) is None
+        await store.close()
+
+    with closing(QueueDatabase(tmp_path / "queue")) as database:
+        asyncio.run(main(RequestStore(database)))
