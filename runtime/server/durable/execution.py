@@ -5,6 +5,8 @@ Every step's events are in the store before their chunks are published, and so i
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
@@ -19,13 +21,20 @@ from runtime.server.context import Service
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
 from runtime.server.durable.transcript import AddedEvents, Chunk, Transcript, broken_off, joined
+from runtime.server.interfaces import EventStream
 from runtime.server.openai.responses import as_request_error, dump
 from runtime.server.request_runner import Meter, Prepared, failure, prepare_served
-from runtime.types import TokenEvent
+from runtime.types import SequenceRequest, TokenEvent
 from zoo.errors import StoreError, Unavailable, ZooError
 
 #: Held while sequences are scheduled; taken once.
 Seat = AbstractAsyncContextManager[None]
+
+_log = logging.getLogger("blockzoo.server")
+
+#: Seconds for which sequences of an earlier run of the request may take to end.
+OPEN_SECONDS = 30.0
+_PAUSE = 0.02
 
 #: The body of each kind of request.
 BODIES: dict[Kind, type[CompletionBody] | type[ChatBody]] = {"completion": CompletionBody, "chat": ChatBody}
@@ -57,10 +66,12 @@ class Execution:
             answer, ending = await self._answer(run, request, prepared, seat)
         except (StoreError, Unavailable):
             raise
-        except ZooError as error:
+        except Exception as error:
             refusal = as_request_error(error)
             if refusal.status == 503 or not self._service.driver.alive:
                 raise
+            if not isinstance(error, ZooError):
+                _log.exception("request %s failed", run.id)
             await self.refuse(run, "failed", refusal)
             return
         await self._end(run, "done", answer, ending)
@@ -112,6 +123,17 @@ class Execution:
             raise RequestError(message, status=409, param="model", code="model_changed")
         await self._store.start(request.id, model.name, model.chain)
 
+    async def _open(self, sequences: Sequence[SequenceRequest]) -> EventStream:
+        """Open sequences, once those of the same names have ended that this server has just put down."""
+        end = time.monotonic() + OPEN_SECONDS
+        while True:
+            try:
+                return self._service.driver.open_stream(sequences)
+            except ValueError:
+                if time.monotonic() > end:
+                    raise
+            await asyncio.sleep(_PAUSE)
+
     async def _steps(
         self, request: DurableRequest, prepared: Prepared, transcript: Transcript, meter: Meter
     ) -> AsyncGenerator[tuple[int, AddedEvents], None]:
@@ -124,7 +146,7 @@ class Execution:
         try:
             if not sequences:
                 return
-            async with aclosing(driver.open_stream(sequences)) as stream:
+            async with aclosing(await self._open(sequences)) as stream:
                 async for events in stream:
                     first = transcript.count
                     if heavy:

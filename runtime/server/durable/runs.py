@@ -38,6 +38,8 @@ _log = logging.getLogger("blockzoo.server")
 
 #: Seconds between two looks for answers that are older than the retention time.
 EXPIRY_PAUSE = 600.0
+#: Seconds until a request is tried again that the store failed on.
+RETRY_SECONDS = 5.0
 #: Answers that one transaction removes at most.
 _EXPIRED_AT_ONCE = 1000
 
@@ -205,20 +207,26 @@ class DurableRuns:
 
     def _launch(self, request: DurableRequest, work: Work) -> DurableRun:
         run = self._runs[request.id] = DurableRun(request.id, request.principal, request.digest)
-        run.task = asyncio.create_task(self._guarded(run, work(run)))
+        run.task = asyncio.create_task(self._guarded(run, request, work(run)))
         return run
 
-    async def _guarded(self, run: DurableRun, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, run: DurableRun, request: DurableRequest, work: Coroutine[Any, Any, None]) -> None:
         """Await the work of a run. What is no fault of the request puts it down: it stays in the store, unfinished."""
         try:
             await work
         except Exception as error:
             expected = isinstance(error, ZooError)
             _log.error("request %s was put down: %s", run.id, error, exc_info=not expected)
-            reason = str(error) if expected else "The server failed on this request."
-            run.close(None, unavailable(reason) if isinstance(error, StoreError) or not expected else error)
+            run.close(None, unavailable(str(error)) if isinstance(error, StoreError) or not expected else error)
+            if self._service.driver.alive:
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._start_again, request)
         finally:
             self._unregister(run)
+
+    def _start_again(self, request: DurableRequest) -> None:
+        """Start a request that was put down, unless it runs again or the server is shutting down."""
+        if not self.parking and request.id not in self._runs:
+            self.start(replace(request, state="queued", body=None))
 
     def _unregister(self, run: DurableRun) -> None:
         if self._runs.get(run.id) is run:
