@@ -150,16 +150,20 @@ def with_counts(connection: Connection, batch: StoredBatch) -> StoredBatch:
     return replace(batch, completed=counts.get("done", 0), failed=counts.get("failed", 0) + counts.get("dead", 0))
 
 
-def lines_of_ended(connection: Connection, limit: int) -> list[str]:
-    """Return at most `limit` lines of batches that have ended or are removed."""
-    unended = select(_batches.c.id).where(_batches.c.ended.is_(None))
-    own = _requests.c.batch.is_not(None) & _requests.c.batch.not_in(unended)
-    return list(connection.execute(select(_requests.c.id).where(own).limit(limit)).scalars())
+def ended_with_lines(connection: Connection) -> list[str]:
+    """Return the batches that have ended and still have lines."""
+    query = select(_batches.c.id).where(_batches.c.ended.is_not(None))
+    return list(
+        connection.execute(
+            query.where(select(_requests.c.id).where(_requests.c.batch == _batches.c.id).exists())
+        ).scalars()
+    )
 
 
-def drop_lines(connection: Connection, lines: Collection[str]) -> None:
-    """Remove lines by their requests' ids."""
-    connection.execute(delete(_requests).where(_requests.c.id.in_(lines)))
+def drop_lines(connection: Connection, batch: str, limit: int) -> int:
+    """Remove at most `limit` lines of a batch; return how many."""
+    lines = select(_requests.c.id).where(_requests.c.batch == batch).limit(limit)
+    return connection.execute(delete(_requests).where(_requests.c.id.in_(lines))).rowcount
 
 
 def remove(connection: Connection, batches: Iterable[str]) -> None:

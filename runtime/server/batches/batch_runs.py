@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +25,8 @@ from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
 from runtime.server.batches.feeding import LineFeeder
 from runtime.server.batches.file_store import FileLimits
-from runtime.server.batches.intake import take_in
-from runtime.server.batches.results import drop_lines, write_results
+from runtime.server.batches.intake import StoppedEarly, take_in
+from runtime.server.batches.results import drop_left_lines, write_results
 from runtime.server.context import Service
 from zoo.errors import StoreError
 
@@ -58,15 +59,16 @@ class BatchRuns:
         self._live: dict[str, _LiveBatch] = {}
         #: Files are checked one after the other, and so are results written.
         self._checking, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._stopping = threading.Event()
 
     def __len__(self) -> int:
         return len(self._live)
 
     async def recover(self) -> None:
         """Go on with all batches that the store has."""
-        await run_in_threadpool(drop_lines, self._database)
 
         def work() -> list[StoredBatch]:
+            drop_left_lines(self._database)
             with self._database.reading() as connection:
                 return batches.unended(connection)
 
@@ -85,11 +87,14 @@ class BatchRuns:
 
     async def stop(self) -> None:
         """Stop all lines; another server goes on with them."""
-        tasks = [live.task for live in self._live.values() if live.task is not None]
+        self._stopping.set()
+        live = dict(self._live)
+        tasks = [each.task for each in live.values() if each.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._feeder.put_down()
+        for batch in live:
+            await self._feeder.put_down(batch)
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
@@ -101,6 +106,8 @@ class BatchRuns:
             except StoreError as error:
                 _log.error("batch %s: %s", batch.id, error)
                 await asyncio.sleep(_RETRY)
+            except StoppedEarly:
+                return
             except Exception:
                 _log.exception("batch %s", batch.id)
                 await asyncio.sleep(_RETRY)
@@ -113,7 +120,7 @@ class BatchRuns:
     async def _step(self, batch: StoredBatch, live: _LiveBatch) -> None:
         if batch.status == "validating":
             async with self._checking:
-                await run_in_threadpool(take_in, self._service, self._database, batch)
+                await run_in_threadpool(take_in, self._service, self._database, batch, self._stopping)
         elif batch.status == "in_progress":
             becomes = await self._feed(batch, live)
             self._feeder.drop_batch(batch.id)
@@ -122,10 +129,10 @@ class BatchRuns:
         else:
             async with self._writing:
                 keep, most = self._limits.keep_seconds, self._service.config.max_body_bytes
-                await run_in_threadpool(write_results, self._database, batch, most, keep)
+                await run_in_threadpool(write_results, self._database, batch, most, keep, self._stopping)
 
     async def _feed(self, batch: StoredBatch, live: _LiveBatch) -> Status | None:
-        """Run the lines of a batch; return the status that it comes to, None if it is being cancelled."""
+        """Run the lines of a batch; return the status that it comes to, None if the store says what is next."""
         feeding = asyncio.create_task(self._feeder.feed(batch.id))
         cancelled = asyncio.create_task(live.cancelled.wait())
         try:
@@ -137,14 +144,28 @@ class BatchRuns:
                 await asyncio.wait((feeding, cancelled), timeout=min(left, 60.0), return_when=asyncio.FIRST_COMPLETED)
             if live.cancelled.is_set():
                 return None
-            if feeding.done():
-                feeding.result()
+            if not feeding.done():
+                return "expired"
+            if feeding.exception() is None and not await self._is_unfinished(batch):
                 return "completed"
-            return "expired"
         finally:
             for task in (feeding, cancelled):
                 task.cancel()
             await asyncio.gather(feeding, cancelled, return_exceptions=True)
+        # Something failed that is no line's fault: what ran is queued again, and fed again in a moment.
+        _log.error("feeding of batch %s failed: %r", batch.id, feeding.exception())
+        await self._feeder.put_down(batch.id)
+        await asyncio.sleep(_RETRY)
+        return None
+
+    async def _is_unfinished(self, batch: StoredBatch) -> bool:
+        """Return whether lines of a batch have not ended."""
+
+        def work() -> bool:
+            with self._database.reading() as connection:
+                return not batches.line_counts(connection, batch.id).keys().isdisjoint(("queued", "running"))
+
+        return await run_in_threadpool(work)
 
     async def _stored(self, batch: StoredBatch) -> StoredBatch | None:
         def work() -> StoredBatch | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -16,12 +17,14 @@ from typing import Protocol
 
 from starlette.concurrency import run_in_threadpool
 
+from runtime.frontend.errors import RequestError
 from runtime.queueing import files, requests
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.files import CHUNK
 from runtime.queueing.journal import Journal
-from runtime.queueing.records import DurableRequest, FileRange
+from runtime.queueing.records import DurableRequest, FileRange, StoredAnswer
 from runtime.server.batches.line_seats import LineSeats
+from runtime.server.openai.responses import dump
 from zoo.errors import StoreError
 
 _log = logging.getLogger("blockzoo.batches")
@@ -30,6 +33,8 @@ _log = logging.getLogger("blockzoo.batches")
 _LOT = 64
 #: Chunks of input files that are kept: lines are claimed in about the order of their file.
 _CHUNKS = 4
+_ERROR = RequestError("The server failed on this request.", status=500, kind="server_error")
+_FAILED = StoredAnswer(_ERROR.status, dump(_ERROR.body()))
 #: Seconds until a line is tried again that the store failed on.
 _RETRY = 1.0
 
@@ -77,13 +82,15 @@ class LineFeeder:
         async with asyncio.TaskGroup() as group, self._turn:
             while lines := await self._claim(batch):
                 for line in lines:
-                    group.create_task(self._run(line))
+                    # A task that is cancelled before it begins runs no `finally`.
+                    group.create_task(self._run(line)).add_done_callback(lambda _: self._claimed.give_back(1))
 
-    async def put_down(self) -> None:
-        """Queue again what ran when feeding was cancelled."""
-        if self._mine:
-            await self._journal.write(partial(requests.release, ids=tuple(self._mine)))
-            self._mine.clear()
+    async def put_down(self, batch: str) -> None:
+        """Queue the lines of a batch again that ran when feeding was cancelled or failed."""
+        lines = tuple(line for line, of in self._mine.items() if of == batch)
+        if lines:
+            await self._journal.write(partial(requests.release, ids=lines))
+        self.drop_batch(batch)
 
     def drop_batch(self, batch: str) -> None:
         """Leave the lines of a batch alone that has stopped before its end."""
@@ -107,19 +114,22 @@ class LineFeeder:
 
     async def _run(self, line: DurableRequest) -> None:
         """Run a line until it has ended in the store."""
-        try:
-            while True:
-                try:
-                    body = await self._bodies.body_of(line)
-                    async with self._alone(line):
-                        await self._runs.run(line, body, self._seats.hold_seat())
-                    del self._mine[line.id]
-                    return
-                except StoreError as error:
-                    _log.error("line %s of %s could not be run: %s", line.line, line.batch, error)
-                    await asyncio.sleep(_RETRY)
-        finally:
-            self._claimed.give_back(1)
+        while True:
+            try:
+                body = await self._bodies.body_of(line)
+                async with self._alone(line):
+                    await self._runs.run(line, body, self._seats.hold_seat())
+                del self._mine[line.id]
+                return
+            except StoreError as error:
+                _log.error("line %s of %s could not be run: %s", line.line, line.batch, error)
+                await asyncio.sleep(_RETRY)
+            except Exception:
+                _log.exception("line %s of %s failed", line.line, line.batch)
+                failed = partial(requests.finish, request=line.id, state="failed", given=_FAILED, now=time.time_ns())
+                await self._journal.write(failed)
+                del self._mine[line.id]
+                return
 
     @asynccontextmanager
     async def _alone(self, line: DurableRequest) -> AsyncIterator[None]:

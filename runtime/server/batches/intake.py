@@ -6,6 +6,7 @@ other requests go on beside it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,8 +33,12 @@ _SEEDS = 1 << 63
 _CHECKED: tuple[Status, ...] = ("validating",)
 
 
-def check_file(service: Service, database: QueueDatabase, batch: StoredBatch) -> LineCheck:
-    """Return the checked lines of a batch's input file."""
+class StoppedEarly(Exception):
+    """The server is shutting down; the next one begins again."""
+
+
+def check_file(service: Service, database: QueueDatabase, batch: StoredBatch, stopping: threading.Event) -> LineCheck:
+    """Return the checked lines of a batch's input file. Raises StoppedEarly."""
 
     def served(body: Body) -> None:
         with suppress(NotServedYet):  # loaded once a line of it runs
@@ -43,18 +48,26 @@ def check_file(service: Service, database: QueueDatabase, batch: StoredBatch) ->
     for count, line in enumerate(split_lines(chunks(database, batch.input_file), service.config.max_body_bytes), 1):
         check.add(*line)
         if count % _PAUSE_LINES == 0:
-            time.sleep(0)
+            pause(stopping)
         if check.full:
             break
     return check
 
 
-def take_in(service: Service, database: QueueDatabase, batch: StoredBatch) -> bool:
+def pause(stopping: threading.Event, seconds: float = 0.0) -> None:
+    """Let other threads run. Raises StoppedEarly."""
+    time.sleep(seconds)
+    if stopping.is_set():
+        raise StoppedEarly
+
+
+def take_in(service: Service, database: QueueDatabase, batch: StoredBatch, stopping: threading.Event) -> bool:
     """Check a batch that is being validated, and queue its lines; it is `in_progress` then, or `failed`.
 
-    May be repeated after a restart. Returns whether it is in progress: not if it was cancelled meanwhile.
+    May be repeated after a restart. Returns whether it is in progress: not if it was cancelled meanwhile. Raises
+    StoppedEarly.
     """
-    check = check_file(service, database, batch)
+    check = check_file(service, database, batch, stopping)
     errors = check.result()
     if errors:
         return _refuse(database, batch, errors)
@@ -62,7 +75,7 @@ def take_in(service: Service, database: QueueDatabase, batch: StoredBatch) -> bo
     while lot := list(islice(lines, _LOT)):
         with database.writing(synced=False) as connection:
             batches.add_lines(connection, lot)
-        time.sleep(0.001)  # the journal may write between two lots
+        pause(stopping, 0.001)  # the journal may write between two lots
     with database.writing() as connection:
         return batches.change(connection, batch.id, _CHECKED, time.time_ns(), status="in_progress", total=len(check))
 
@@ -82,7 +95,7 @@ def _requests(batch: StoredBatch, tasks: Iterator[LineTask]) -> Iterator[Durable
             kind="chat" if chat else "completion",
             digest=b"",
             seed=int(derived("", batch.id, task.line, "seed"), 16) % _SEEDS,
-            created=batch.created,
+            created=batch.created + task.line,  # the queue's index gives lines in order then, without sorting
             principal=batch.principal,
             source=FileRange(batch.input_file, task.offset, task.length),
             deadline=batch.deadline,

@@ -6,6 +6,7 @@ batch's end become visible in one transaction, so that a server that dies meanwh
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from runtime.queueing.batches import LineAnswer, StoredBatch
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.files import CHUNK, StoredFile
 from runtime.server.batches.documents import CANCELLED, EXPIRED, SECOND, answered_line, derived, unanswered_line
+from runtime.server.batches.intake import pause
 from runtime.server.batches.lines import custom_id_of, split_lines
 
 #: Answers read in one transaction, and lines removed in one.
@@ -64,10 +66,12 @@ class _ResultFile:
         self._number += 1
 
 
-def write_results(database: QueueDatabase, batch: StoredBatch, line_bytes: int, keep_seconds: int) -> None:
+def write_results(
+    database: QueueDatabase, batch: StoredBatch, line_bytes: int, keep_seconds: int, stopping: threading.Event
+) -> None:
     """Write the files of a batch that is `finalizing` or `cancelling`, and end it as it `becomes`.
 
-    Lines without an answer are in the error file, as expired or cancelled.
+    Lines without an answer are in the error file, as expired or cancelled. Raises StoppedEarly.
     """
     written = {kind: _ResultFile(database, batch, kind, keep_seconds) for kind in ("output", "error")}
     missing = CANCELLED if batch.becomes == "cancelled" else EXPIRED
@@ -85,7 +89,7 @@ def write_results(database: QueueDatabase, batch: StoredBatch, line_bytes: int, 
             line = answered_line(batch.id, number, custom_id, found.request, found.status, found.document)
             written["output" if good else "error"].add(line)
             if number % _PAGE == 0:
-                time.sleep(0)
+                pause(stopping)
     named = {f"{kind}_file": each.flush() for kind, each in written.items()}
     now = time.time_ns()
     with database.writing() as connection:
@@ -96,18 +100,23 @@ def write_results(database: QueueDatabase, batch: StoredBatch, line_bytes: int, 
             connection, batch.id, ("finalizing", "cancelling"), now, status=batch.becomes,
             completed=counts.completed, failed=counts.failed, **named,
         )  # fmt: skip
-    drop_lines(database)
+    _drop_lines(database, batch.id)
 
 
-def drop_lines(database: QueueDatabase) -> None:
-    """Remove the lines of batches that have ended: their answers are in the files."""
-    while True:
-        with database.reading() as connection:
-            lines = batches.lines_of_ended(connection, _DROPPED)
-        if not lines:
-            return
+def drop_left_lines(database: QueueDatabase) -> None:
+    """Remove the lines of batches that have ended, where a server has died before it did."""
+    with database.reading() as connection:
+        left = batches.ended_with_lines(connection)
+    for batch in left:
+        _drop_lines(database, batch)
+
+
+def _drop_lines(database: QueueDatabase, batch: str) -> None:
+    """Remove the lines of a batch that has ended: their answers are in the files."""
+    dropped = _DROPPED
+    while dropped == _DROPPED:
         with database.writing(synced=False) as connection:
-            batches.drop_lines(connection, lines)
+            dropped = batches.drop_lines(connection, batch, _DROPPED)
         time.sleep(0.001)  # the journal may write between two lots
 
 

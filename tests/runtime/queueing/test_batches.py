@@ -103,11 +103,12 @@ def test_lines_go_with_the_end_of_their_batch(queue: QueueDatabase) -> None:
             batches.put(connection, batch(number))
             batches.add_lines(connection, [line(each, f"batch_{number}") for each in range(3)])
         requests.put(connection, [replace(line(1), id="cmpl-alone", batch=None, line=None)])
-        assert batches.lines_of_ended(connection, 99) == []
+        assert batches.ended_with_lines(connection) == []
         batches.change(connection, "batch_1", OPEN, NOW, status="completed")
-        gone = batches.lines_of_ended(connection, 99)
-        assert sorted(gone) == [f"cmpl-batch_1-{number}" for number in range(3)]
-        batches.drop_lines(connection, gone)
+        assert batches.ended_with_lines(connection) == ["batch_1"]
+        assert batches.drop_lines(connection, "batch_1", 2) == 2
+        assert batches.drop_lines(connection, "batch_1", 2) == 1
+        assert batches.ended_with_lines(connection) == []
         assert batches.line_counts(connection, "batch_1") == {}
         assert batches.line_counts(connection, "batch_2") == {"queued": 3}
         assert requests.get(connection, "cmpl-alone") is not None

@@ -150,7 +150,7 @@ def test_what_is_stopped_is_queued_again(tmp_path: Path) -> None:
             feed.cancel()
             await asyncio.gather(feed, return_exceptions=True)
             assert not runs.inside
-            await feeder.put_down()
+            await feeder.put_down("a")
             assert feeder.under_way == 0
             with runs.journal.database.reading() as connection:
                 assert batches.line_counts(connection, "a") == {"done": 4, "queued": 26}

@@ -15,6 +15,7 @@ from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
 from tests.runtime.server.batches.asking import content_of, ended, line, lines_of, results, submit
 from tests.runtime.server.harness import eventually, running
+from tests.zoo import postgres
 
 
 def comparable(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,6 +43,18 @@ def test_a_stopped_server_leaves_its_lines_to_the_next(tokenizer: Tokenizer, tmp
         assert (cut.id, cut.status, cut.error_file_id) == (whole.id, "completed", None)
         assert cut.request_counts == whole.request_counts
         assert comparable(results(client, cut.output_file_id)) == wanted
+
+
+@pytest.mark.postgres
+def test_a_batch_over_postgresql(tokenizer: Tokenizer, postgres_server: str) -> None:
+    queue = postgres.new_database(postgres_server)
+    with running(tokenizer, queue=queue) as server, server.client() as client:
+        lines = [line(number) for number in range(30)]
+        done = ended(client, submit(client, [*lines, line(30, max_tokens=9999)]).id)
+        assert done.request_counts is not None and done.request_counts.completed == 30
+        assert [each["custom_id"] for each in results(client, done.output_file_id)] == [f"line-{n}" for n in range(30)]
+        assert len(results(client, done.error_file_id)) == 1
+        assert client.files.content(done.input_file_id).content == content_of([*lines, line(30, max_tokens=9999)])
 
 
 def test_a_key_sees_nothing_of_another(tokenizer: Tokenizer, tmp_path: Path) -> None:
