@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from contextlib import closing
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from runtime.config import ServerConfig
+from runtime.frontend.served_models import StoredModel
 from runtime.frontend.tokenizer import Tokenizer
 from tests.runtime.server.batches.asking import content_of, ended, line, lines_of, results, submit
 from tests.runtime.server.harness import eventually, running
@@ -43,6 +45,23 @@ def test_a_stopped_server_leaves_its_lines_to_the_next(tokenizer: Tokenizer, tmp
         assert (cut.id, cut.status, cut.error_file_id) == (whole.id, "completed", None)
         assert cut.request_counts == whole.request_counts
         assert comparable(results(client, cut.output_file_id)) == wanted
+
+
+def test_lines_load_their_model_and_take_no_place_of_interactive_requests(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    config, stored = ServerConfig(max_queued=1, max_num_seqs=8), (StoredModel("org/spare"),)
+    started = running(tokenizer, config=config, queue=str(tmp_path / "q"), on_demand=stored, trace=True)
+    with started as server, server.client() as client, server.http() as http:
+        lines = [line(number, model=("org/base", "spare")[number % 2], slo_ms=500) for number in range(20)]
+        batch = submit(client, lines).id
+        assert client.completions.create(model="org/base", prompt="a", max_tokens=2).choices
+        done = ended(client, batch)
+        assert done.request_counts is not None and done.request_counts.completed == 20
+        answers = [each["response"]["body"] for each in results(client, done.output_file_id)]
+        assert {each["model"] for each in answers} == {"org/base", "org/spare"}
+        events = map(json.loads, http.get("/zoo/trace").text.splitlines())
+        ranks = {event["req"]: event["priority"] for event in events if event["ev"] == "arrive"}
+        lines_ranks = [ranks.pop(each["id"]) for each in answers]
+        assert max(ranks.values()) < min(lines_ranks), "interactive requests go first wherever requests wait"
 
 
 @pytest.mark.postgres
