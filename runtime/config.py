@@ -433,6 +433,8 @@ class EngineConfig:
         gpu_memory_utilization: Share of a GPU's memory that weights, page pool and work space may take together; the
             pool gets what the others leave (`kv.pool.share_of_device`). 0, and on CPUs: `kv_cache_memory_bytes`.
         weights_bytes: Weights for which the pool leaves memory on a GPU with `gpu_memory_utilization`.
+        device_memory_bytes: On a CPU, memory of weights and pages together: pages get what the loaded weights leave,
+            and at least `kv_cache_memory_bytes`. 0: pages always have that.
         page_tokens: Tokens per page for the model with the largest K and V per token; narrower models fit more tokens
             into a page. 0: what the device's attention kernel needs, 16 on a CPU.
         dtype: Dtype of the weights; None keeps each model's own.
@@ -448,6 +450,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int = 1 << 30
     gpu_memory_utilization: float = 0.0
     weights_bytes: int = 0
+    device_memory_bytes: int = 0
     page_tokens: int = 0
     dtype: str | None = None
     max_model_len: int | None = None
@@ -467,8 +470,8 @@ class EngineConfig:
             raise ValueError("kv_cache_memory_bytes and max_model_len must be positive")
         if not 0.0 <= self.gpu_memory_utilization <= 1.0:
             raise ValueError("gpu_memory_utilization is a share from 0 to 1")
-        if min(self.page_tokens, self.weights_bytes, self.host_memory_bytes) < 0:
-            raise ValueError("page_tokens, weights_bytes and host_memory_bytes must be at least 0")
+        if min(self.page_tokens, self.weights_bytes, self.device_memory_bytes, self.host_memory_bytes) < 0:
+            raise ValueError("page_tokens and numbers of bytes must be at least 0")
         if self.layers not in ("fused", "stock"):
             raise ValueError("layers must be fused or stock")
         if self.weight_sharing not in get_args(WeightSharing):

@@ -17,6 +17,7 @@ from typing import Any
 
 from runtime.chains import Stage
 from runtime.engine.models.versions import unpinned
+from runtime.types import StepPlan
 from zoo.api import Zoo
 
 
@@ -33,6 +34,7 @@ class Ledger:
         tensors: Most bytes of tensors of loaded stages, each once.
         engine: Most bytes by the engine's own count.
         checks: Number of events checked.
+        rows: Most rows of a step.
         over: Events after which the engine's count was above the budget.
     """
 
@@ -47,6 +49,7 @@ class Ledger:
     loads: int = 0
     unloads: int = 0
     checks: int = 0
+    rows: int = 0
     over: int = 0
     _users: Counter[str] = field(default_factory=Counter)
     _sizes: dict[str, int] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class Ledger:
         engine.load = self._after(self._growing(engine.load), self._loaded)
         engine.unload = self._after(engine.unload, self._unloaded)
         for name in ("run", "launch"):
-            setattr(engine, name, self._after(getattr(engine, name), lambda *_: None))
+            setattr(engine, name, self._after(getattr(engine, name), self._count_rows))
         store = self.zoo.store
         open_tensor = store.open_tensor
 
@@ -75,7 +78,7 @@ class Ledger:
         return {
             "budget": self.budget, "loads": self.loads, "unloads": self.unloads, "missing": self.missing,
             "grown": self.grown, "read": self.read, "most_tensors": self.tensors, "most_engine": self.engine,
-            "checks": self.checks, "over": self.over,
+            "checks": self.checks, "over": self.over, "rows": self.rows,
         }  # fmt: skip
 
     def _growing(self, load: Callable[[Stage], Any]) -> Callable[[Stage], Any]:
@@ -107,6 +110,9 @@ class Ledger:
     def _unloaded(self, stage: Stage) -> None:
         self.unloads += 1
         self._users.subtract(self._tensors(stage))
+
+    def _count_rows(self, plan: StepPlan, *_: Any) -> None:
+        self.rows = max(self.rows, len(plan.rows))
 
     def _check(self) -> None:
         self.checks += 1

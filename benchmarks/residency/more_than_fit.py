@@ -1,4 +1,4 @@
-"""Compare three ways to serve more models than fit a device: shared blocks, whole models, transformers models.
+"""Compare ways to serve more models than fit a device: shared blocks, whole models, transformers models.
 
     python -m benchmarks.residency.more_than_fit FOLDER STORE [--full 40] [--lora 40] [--fit 5] [--requests 160]
         [--clients 8] [--rate R] [--rounds 2] [--prompt 64] [--answer 32] [--pages 256MiB] [--side NAME]...
@@ -11,7 +11,8 @@ and LoRAs in turn. The sides (`benchmarks.residency.sides`) take turns, each rou
 first closed loop). Every answer of the runtime is compared with the one of its model alone in an engine.
 
 Printed, per side and loop: throughput and latency, medians over rounds; per side: the account of the device's weights
-(`benchmarks.residency.ledger`) beside the scheduler's own count; ratios of each pair of sides.
+(`benchmarks.residency.ledger`) beside the scheduler's own count, with the most rows of a step and the preemptions;
+ratios of the first side to each other one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from runtime.bench.workload import Workload, WorkloadSettings, build
 from runtime.engine.catalog.held_bytes import HeldBytes, form_of
 from zoo.api import Zoo
 
-SIDES: tuple[SideName, ...] = ("blocks", "models", "transformers")
+SIDES: tuple[SideName, ...] = ("blocks", "shared", "models", "transformers")
 #: Load of the open loop, as a share of what whole models answer in a closed one.
 _LOAD = 0.8
 #: The document's figures of a loop, and where they are in a summary.
@@ -101,7 +102,7 @@ def measure(store: Path, setting: FitSetting) -> dict[str, Any]:
         "figures": {name: {loop: typical(runs) for loop, runs in loops.items()} for name, loops in found.items()},
         "errors": {name: _errors(loops) for name, loops in found.items()},
         "memory": accounts,
-        "ratios": {name: ratios(found["blocks"], found[name]) for name in setting.sides[1:] if "blocks" in found},
+        "ratios": {name: ratios(found[setting.sides[0]], found[name]) for name in setting.sides[1:]},
         "runs": found,
     }  # fmt: skip
 
@@ -169,7 +170,11 @@ def _errors(loops: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
 
 
 def _account(side: OpenSide) -> Mapping[str, int]:
-    return {"loaded": side.loaded_bytes(), **({} if side.ledger is None else side.ledger.document())}
+    return {
+        "loaded": side.loaded_bytes(),
+        "preemptions": side.preemptions(),
+        **({} if side.ledger is None else side.ledger.document()),
+    }
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
 """The sides of `benchmarks.residency.more_than_fit`: clients that answer requests for more models than fit.
 
-    blocks        `zoo serve` as it is: blocks that models share once in memory, the furthest next use leaves first
+    blocks        blocks that models share once in memory, the furthest next use leaves first
+    shared        the same, and pages get what weights leave, as `zoo serve --device-memory` does
     models        the same with whole models, the least recently used leaves first
     transformers  transformers' `generate` in batches of one model, with as many models in memory as fit
 
-All run in this process, on one device with the same bytes for weights.
+All run in this process, on one device. The sides but `shared` have the same bytes for weights; that one has the same
+bytes for weights and pages together.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from runtime.bench.inside import DriverClient
 from runtime.bench.workload import WorkloadRequest
 from zoo.api import Zoo
 
-SideName = Literal["blocks", "models", "transformers"]
-OURS: Mapping[str, Mapping[str, str]] = {
+SideName = Literal["blocks", "shared", "models", "transformers"]
+OURS: Mapping[str, Mapping[str, str | None]] = {
     "blocks": {},
+    "shared": {"kv_cache_memory_bytes": None},
     "models": {"weight_sharing": "models", "eviction": "lru"},
 }
 #: Requests in a batch of transformers.
@@ -56,6 +59,10 @@ class OpenSide:
     def loaded_bytes(self) -> int:
         """Return the bytes that the scheduler says were loaded on demand."""
         return 0 if self.driver is None else int(self.driver.state().counters.loaded_bytes)
+
+    def preemptions(self) -> int:
+        """Return how many sequences were preempted."""
+        return 0 if self.driver is None else int(self.driver.state().counters.preemptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,8 @@ def opened(name: SideName, store: Path, names: Sequence[str], room: DeviceMemory
                 yield side
             return
         options = room.options(**OURS[name])
-        ledger = Ledger(zoo, room.weights, private=options.weight_sharing == "models")
+        limit = options.shared_memory or room.weights
+        ledger = Ledger(zoo, limit, private=options.weight_sharing == "models")
         with start_driver(zoo, options, choose(zoo, names), made=ledger.attach) as driver:
             side = OpenSide(name, client=None, ledger=ledger, driver=driver)  # type: ignore[arg-type]
             side.client = DriverClient(driver, clock, side.keep_answer)

@@ -26,6 +26,7 @@ from zoo.errors import NotServable
 
 if TYPE_CHECKING:
     from runtime.chains import StageEngine
+    from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agents.inline import InlineAgent
     from runtime.cluster.launch.launcher import AgentLauncher
     from runtime.config import EngineConfig
@@ -52,9 +53,11 @@ def start_cluster(
     from runtime.engine.catalog.equivalents import equivalents_in
     from runtime.engine.catalog.surrogates import surrogates_of
     from runtime.engine.catalog.variants import DescribedVariant, rewriting_of, variants_in
-    from runtime.engine.models.registry import half_page
+    from runtime.engine.models.registry import half_page, longest_sequence
 
     names, executor = chosen.names, chosen.executor
+    if executor == "dense":
+        options = replace(options, executor="dense")
     config, inline = options.engine(), options.backend == "inline"
     check_device(config.device)
     devices = [config.device] if inline else [f"agent-{number}" for number in range(options.agents)]
@@ -62,6 +65,9 @@ def start_cluster(
     limits = options.adaptation()
     measured = chosen.measured or names
     half = half_page(zoo.store, config, measured, executor)
+    if config.device_memory_bytes:
+        least = max(min(config.kv_cache_memory_bytes, longest_sequence(zoo.store, config, measured, half)), 2 * half)
+        config = replace(config, kv_cache_memory_bytes=least)
     piece = _WHOLE
     if not inline or config.gpu_memory_utilization:
         found_whole = [describe_chain(zoo.store, name, config, half, _WHOLE, None, executor) for name in measured]
@@ -110,7 +116,9 @@ def start_cluster(
         if cluster.speculation.mode != "off"
     }
     launcher = (
-        _alone(zoo, options, config, half, executor, trace, made) if inline else _launcher(options, settings, gpus)
+        _alone(zoo, options, config, half, executor, trace, made)
+        if inline
+        else _launcher(options, agent_settings(options, config, half), settings, gpus)
     )
     driver = ClusterDriver(
         [each.chain for each in served], list(blocks.values()), devices, launcher, cluster, trace=trace,
@@ -133,6 +141,17 @@ def weights_on_device(options: ServeOptions, blocks: int, adapters: int) -> int:
     return options.weights_limit or blocks + 3 * adapters
 
 
+def agent_settings(options: ServeOptions, config: EngineConfig, half_page: int) -> AgentSettings:
+    """Return an agent's settings. Weights that share their memory with pages leave `kv_cache_memory_bytes` to these."""
+    from runtime.cluster.agent_process.loop import AgentSettings
+    from runtime.kv.pool import PagePool
+
+    if not config.device_memory_bytes:
+        return AgentSettings(options.weights_limit)
+    budget = config.device_memory_bytes - PagePool.SPARE * 2 * half_page
+    return AgentSettings(budget - config.kv_cache_memory_bytes, budget)
+
+
 def _alone(
     zoo: Zoo, options: ServeOptions, config: EngineConfig, half_page: int, executor: Executor,
     trace: TraceSink | None, made: Callable[[StageEngine], object] | None,
@@ -141,7 +160,6 @@ def _alone(
 
     Raises InputError if the engine does not fit the device.
     """
-    from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agents.inline import InlineAgent
 
     def make() -> StageEngine:
@@ -150,11 +168,11 @@ def _alone(
             made(engine)
         return engine
 
-    agents, first = AgentSettings(weights=options.weights_limit), [make()]
+    first = [make()]
     return InlineAgent(
         lambda: first.pop() if first else make(),
         options.agent(),
-        agents,
+        agent_settings(options, config, half_page),
         config.device,
         trace=trace,
     )
@@ -166,9 +184,10 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _launcher(options: ServeOptions, settings: dict[str, Any], gpus: Mapping[str, int]) -> AgentLauncher:
+def _launcher(
+    options: ServeOptions, agent: AgentSettings, settings: dict[str, Any], gpus: Mapping[str, int]
+) -> AgentLauncher:
     from cli.serving.agent_engines import ENGINES
-    from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agent_process.main import Preparation
     from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
     from runtime.cluster.launch.threads import ThreadLauncher
@@ -177,7 +196,7 @@ def _launcher(options: ServeOptions, settings: dict[str, Any], gpus: Mapping[str
     preparation = Preparation("staged", settings)
     own_lane = options.agents > 1 and options.cluster().speculation.own_lane
     direct = None if options.tensor_transport == "host" else DirectConfig(network=options.tensor_transport == "network")
-    agents = AgentSettings(weights=options.weights_limit, own_lane=own_lane, direct=direct)
+    agents = replace(agent, own_lane=own_lane, direct=direct)
     if options.backend == "threads":
         return ThreadLauncher(
             lambda agent: ENGINES["staged"](_on_gpu(settings, gpus.get(agent))), options.agent(), agents

@@ -186,6 +186,9 @@ def within_memory(config: EngineConfig) -> Iterator[None]:
         raise InputError(
             f"the models and their page pool do not fit the memory of {config.device}; lower --gpu-memory-utilization"
             if config.gpu_memory_utilization
+            else f"{human_bytes(config.device_memory_bytes)} of memory cannot be had on {config.device}; lower "
+            "--device-memory"
+            if config.device_memory_bytes
             else f"the models and a page pool of {human_bytes(config.kv_cache_memory_bytes)} do not fit the memory of "
             f"{config.device}; lower --kv-cache-memory-bytes"
         ) from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from cli.serving.checks import check_values
+from cli.serving.memory import pool_bytes, shared_memory, weights_limit
 from cli.serving.needs import require_effects
 from cli.shared.declared import option, read_options, table_option
 from cli.shared.sizes import size_of
@@ -47,9 +48,6 @@ from runtime.shipped import SHIPPED_AGENT, SHIPPED_CLUSTER, Serving, agent_confi
 from zoo.errors import InputError
 
 __all__ = ["ServeOptions", "gather", "require_effects", "size_of"]
-
-#: Default size of the KV cache on a CPU.
-_POOL = 1 << 30
 
 C = TypeVar("C")
 
@@ -111,8 +109,8 @@ class ServeOptions:
         help="Host memory for hidden states of prompts: an equal prompt of a model with the same first layers shares "
              "their pages, and runs only the layers behind them; 0: nothing is shared between models.")
     device_memory: int | str = option(0, group="Memory",
-        help="Memory of one device for weights and KV cache together: weights get what the KV cache leaves; 0: no "
-             "limit.")
+        help="Memory of one device for weights and KV cache together; 0: no limit. On a CPU the KV cache gets what the "
+             "loaded weights leave; with --kv-cache-memory-bytes, and on a GPU, it has that share.")
     agent_weights: int | str = option(0, group="Memory",
         help="Maximum size of the weights on one device, in place of --device-memory; 0: no limit.")
     host_memory: int | str = option(0, group="Memory", needs=["memory limit"],
@@ -273,7 +271,8 @@ class ServeOptions:
             bf16_products=self.bf16_products,
             graphs=self.graphs,
             async_scheduling=self.async_scheduling,
-            kv_cache_memory_bytes=self._pool_bytes,
+            kv_cache_memory_bytes=pool_bytes(self),
+            device_memory_bytes=self.shared_memory,
             gpu_memory_utilization=self.gpu_memory_utilization if on_gpu else 0.0,
             page_tokens=self.block_size,
             max_model_len=self.max_model_len,
@@ -309,13 +308,12 @@ class ServeOptions:
     @property
     def weights_limit(self) -> int:
         """Bytes of weights that one device holds at most, 0 for no limit. Raises InputError for sizes that are none."""
-        memory = size_of(self.device_memory)
-        return memory - self._pool_bytes if memory else size_of(self.agent_weights)
+        return weights_limit(self)
 
     @property
-    def _pool_bytes(self) -> int:
-        """Bytes of the page pool, where a GPU's share does not decide."""
-        return _POOL if self.kv_cache_memory_bytes is None else size_of(self.kv_cache_memory_bytes)
+    def shared_memory(self) -> int:
+        """Bytes of one device of which the KV cache gets what weights leave; 0: it has a fixed share."""
+        return shared_memory(self)
 
     def adaptation(self) -> DispatchLimits:
         """Return how adaptive requests are dispatched."""

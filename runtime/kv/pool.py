@@ -32,6 +32,9 @@ from torch import Tensor
 from runtime.kv.transfers import put
 from zoo.errors import NotServable
 
+#: Bytes of K (or V) from which on a pool uses huge pages, of 2 MiB: the first page written takes one.
+_LARGE = 32 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -139,11 +142,14 @@ class PagePool:
         ValueError: The pool holds no page.
     """
 
+    #: Pages beyond those that can be allocated.
+    SPARE = 2
+
     def __init__(self, nbytes: int, half_bytes: int, device: str = "cpu", multiple: int = 1) -> None:
         self._sizes = PageSizes(nbytes, half_bytes, multiple)
         self.half_bytes = half_bytes
         self.pages = self._sizes.count
-        halves = [_room(self.pages + 2, half_bytes, torch.device(device)) for _ in range(2)]
+        halves = [_room(self.pages + self.SPARE, half_bytes, torch.device(device)) for _ in range(2)]
         (self._k, _), (self._v, _) = halves
         self._mapped = [mapped for _, mapped in halves if mapped is not None]
         self._compact = True  # whether huge pages may be used
@@ -243,7 +249,7 @@ class PagePool:
                     f"{page_tokens} tokens of {geometry.token_bytes} bytes do not fit a page of {self.half_bytes} bytes"
                 )
             used = page_tokens * geometry.token_bytes // geometry.dtype.itemsize
-            shape = (self.pages + 2, page_tokens, geometry.kv_heads, geometry.head_dim)
+            shape = (self.pages + self.SPARE, page_tokens, geometry.kv_heads, geometry.head_dim)
             k, v = (half.view(geometry.dtype)[:, :used].view(shape) for half in (self._k, self._v))
             self._views[key] = PageView(k, v, page_tokens, geometry)
         return self._views[key]
@@ -279,7 +285,7 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _room(pages: int, half_bytes: int, device: torch.device) -> tuple[Tensor, mmap.mmap | None]:
-    """Allocate [pages, bytes]; on a CPU in huge pages if the system has them, and as a mapping.
+    """Allocate [pages, bytes]; on a CPU as a mapping, a large one in huge pages if the system has them.
 
     Rows read pages from all over the pool, and address translation takes a tenth of that time (measured).
     """
@@ -287,6 +293,7 @@ def _room(pages: int, half_bytes: int, device: torch.device) -> tuple[Tensor, mm
         # without huge pages or enough memory, torch's own allocation gives the better error
         with contextlib.suppress(OSError):
             memory = mmap.mmap(-1, pages * half_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            if len(memory) >= _LARGE:
+                memory.madvise(mmap.MADV_HUGEPAGE)
             return torch.frombuffer(memory, dtype=torch.uint8).view(pages, half_bytes), memory
     return torch.empty((pages, half_bytes), dtype=torch.uint8, device=device), None

@@ -166,7 +166,7 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--agents", "2", "--executor", "dense"), "stay on one device"),
         (("--agents", "2", "--agent-weights", "much"), "no size"),
         (("--device-memory", "4GiB", "--agent-weights", "1GiB"), "give one of them"),
-        (("--device-memory", "1GiB"), "leaves nothing for weights"),
+        (("--device-memory", "1GiB", "--kv-cache-memory-bytes", "1GiB"), "leaves nothing for weights"),
         (("--eviction", "lru"), "--eviction has no effect without a limit of memory"),
         (("--host-memory", "1GiB"), "--host-memory has no effect without a limit of memory"),
         (("--agents", "2", "--backend", "inline"), "the only one"),

@@ -74,6 +74,7 @@ class AgentSettings:
 
     Fields:
         weights: Bytes of weights that the device may hold; 0: no limit.
+        budget: Bytes of weights and pages together, where pages get what weights leave; 0: they have a fixed share.
         report_seconds: Period of AgentStats.
         hello_seconds: Time that the scheduler may take to answer AgentHello.
         server: The machine; devices of one machine are near each other (BL-26). Empty: the host's name.
@@ -82,6 +83,7 @@ class AgentSettings:
     """
 
     weights: int = 0
+    budget: int = 0
     report_seconds: float = 0.5
     hello_seconds: float = 10.0
     server: str = ""
@@ -214,6 +216,7 @@ class AgentLoop:
                 activation_cache_bytes=self._agent.inputs,
                 tensor_transport="" if self._directed is None else self._directed.process_group,
                 lacks=tuple(sorted(engine.lacks)),
+                budget=settings.budget,
             ),
         )
 

@@ -44,7 +44,7 @@ class ClusterView:
         with self._changed:
             specs, pages = (
                 self._scheduler.models(),
-                sum(device.pages.capacity for device in self._scheduler.devices if device.alive),
+                sum(device.pages.assured for device in self._scheduler.devices if device.alive),
             )
         return tuple(_capped(spec, pages) for spec in specs)
 

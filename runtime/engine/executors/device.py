@@ -27,7 +27,7 @@ def pool_bytes(config: EngineConfig) -> int:
     """
     device = torch.device(config.device)
     if device.type != "cuda" or not config.gpu_memory_utilization:
-        return config.kv_cache_memory_bytes
+        return config.device_memory_bytes or config.kv_cache_memory_bytes
     enter_device(device)
     free, total = torch.cuda.mem_get_info(device)
     return share_of_device(total, free, config.gpu_memory_utilization, config.weights_bytes)

@@ -5,6 +5,7 @@ All executors use this registry. It is independent of steps and of how K and V a
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -22,8 +23,9 @@ from runtime.engine.models.private_copy import manifest_for
 from runtime.engine.models.servable import Executor, servable, stored_dtype
 from runtime.engine.models.swapped import read_model
 from runtime.engine.models.versions import check_version, unpinned
-from runtime.kv.pool import Pages
+from runtime.kv.pool import Pages, PageSizes
 from runtime.types import ModelSpec
+from surgery.families.settings import context_length
 from surgery.tensors.pool import TensorPool
 from zoo.errors import InputError, NotFound
 from zoo.store import Store
@@ -129,7 +131,27 @@ def half_page(store: Store, config: EngineConfig, names: Sequence[str], executor
         for name in names:
             found = servable(store, catalog.model(catalog.resolve(name)), dtype, executor)
             largest = max(largest, tokens_per_page(config, found.dtype, executor) * found.token_bytes)
-    return -(-largest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+    # Memory goes back to the system in whole pages of its own.
+    alignment = mmap.PAGESIZE if config.device_memory_bytes else _PAGE_ALIGNMENT
+    return -(-largest // alignment) * alignment
+
+
+def longest_sequence(store: Store, config: EngineConfig, names: Sequence[str], half_page: int) -> int:
+    """Return the most bytes of pages that one sequence of any of these models takes, at the end of its context.
+
+    Raises as loading does.
+    """
+    pages, longest = PageSizes(2 * half_page, half_page), 0
+    dtype = None if config.dtype is None else dtype_named(config.dtype)
+    with store.catalog.reading() as catalog:
+        for name in names:
+            manifest = catalog.model(catalog.resolve(name))
+            found = servable(store, manifest, dtype)
+            layers = sum(placed.component.kind in ("attention", "layer") for placed in manifest.components)
+            context = context_length(found.settings)
+            tokens = min(context, config.max_model_len or context)
+            longest = max(longest, -(-tokens // found.page_tokens(pages)) * layers)
+    return longest * 2 * half_page
 
 
 def tokens_per_page(config: EngineConfig, dtype: torch.dtype, executor: Executor = "paged") -> int:

@@ -154,13 +154,15 @@ def _adaptation(
 
 def _node(name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily, host: Host, pricing: Pricing) -> Node:
     weights = scenario.cluster.weight_bytes(family.nbytes)
-    pages = (scenario.cluster.usable_bytes - weights) // family.page_bytes
+    usable = scenario.cluster.usable_bytes
+    budget = usable if scenario.cluster.pages == "rest" else 0
+    pages = (budget or usable - weights) // family.page_bytes
     if pages < 1:
         raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
     engine = SimEngine(name, host.server.gpu, family, pages, pricing, policy.stand_ins.right)
     lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
     agent = Agent(name, pages, policy.agent, engine.alike, strides=policy.strides)
-    return Node(agent, engine, Loader(engine, host), weights, lanes=lanes)
+    return Node(agent, engine, Loader(engine, host), weights, budget, lanes=lanes)
 
 
 def _played(

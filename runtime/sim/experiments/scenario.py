@@ -4,7 +4,7 @@ A scenario file is TOML or JSON; every value is optional, unknown names are refu
 
     [cluster]   gpu = "A100-80GB"   servers = [2, 2, 4, 4]   net = "100gbps"   inside = "nvlink3"
                 weights = 0.6   usable = 0.9   host_cache = 100_000_000_000   loads = "stop" | "beside"
-                hops = "new" | "context"
+                hops = "new" | "context"   pages = "fixed" | "rest"
     [apps]      count = 20   foundations = ["llama-7b", "llama-13b", "chatglm-6b"]
                 or: ladder, accuracy, step_ms
     [asked]     kind = "blockllm"   count = 400   seconds = 1200   faster = 1.0
@@ -68,6 +68,8 @@ class ClusterSettings:
         loads: Whether a device runs no steps while it loads a stage (`stop`, as engines on GPUs do), or loads beside
             its steps (`beside`, as engines on CPUs do).
         hops: What a row carries from one device to another (`sim.run.network`).
+        pages: Whether K and V have the same share all the time (`fixed`), or what the loaded weights leave (`rest`, as
+            with `zoo serve --device-memory` on CPUs).
         control_us: Latency of a message between a device and the scheduler.
     """
 
@@ -82,6 +84,7 @@ class ClusterSettings:
     host_cache: int = 100_000_000_000
     loads: Literal["stop", "beside"] = "stop"
     hops: Hops = "new"
+    pages: Literal["fixed", "rest"] = "fixed"
     control_us: float = 50.0
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ class Node:
 
     Fields:
         weights: Bytes of weights that it may hold.
+        budget: Bytes of weights and pages together, where pages get what weights leave; 0: they have a fixed share.
         due: Whether the begin of its next step is scheduled.
         lanes: Lanes of its steps.
         stepping: By lane, when its running step ends (ns).
@@ -29,6 +30,7 @@ class Node:
     engine: SimEngine
     loader: Loader
     weights: int
+    budget: int = 0
     alive: bool = True
     due: bool = False
     lanes: tuple[Lane, ...] = ("all",)

@@ -173,6 +173,7 @@ class Simulation:
                 server,
                 0,
                 node.agent.inputs,
+                budget=node.budget,
             )
         )
 

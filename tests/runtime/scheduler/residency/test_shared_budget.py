@@ -83,16 +83,16 @@ def test_the_longest_sequence_runs_beside_all_the_weights_that_a_device_takes() 
 
 def test_a_load_takes_cached_prefixes_before_other_stages() -> None:
     cluster = sharing(family(9), 16_000, prefix_caching="cached")
-    cluster.ask(request("a", range(40), "m0", max_tokens=2))
-    cluster.ask(request("b", range(40, 80), "m1", max_tokens=2), at=30 * MS)
+    cluster.ask(request("a", range(44), "m0", max_tokens=2))
+    cluster.ask(request("b", range(44, 88), "m1", max_tokens=2), at=30 * MS)
     cluster.run(until=60 * MS)
     pages = cluster.scheduler.devices["d0"].pages
-    assert pages.idle == 2 * 30 and pages.capacity == left_by(9, 16_000)
+    assert pages.idle == 2 * 33 and pages.capacity == left_by(9, 16_000)
     cluster.ask(request("c", (1, 2), "m2", max_tokens=2), at=60 * MS)
     cluster.run()
     counts = cluster.scheduler.prefix_cache.counts()
     cluster.expect()
-    assert (counts.evicted, counts.standing) == (1, 1), "62 pages are left for 60 of the prefixes and 3 of its own"
+    assert (counts.evicted, counts.standing) == (1, 1), "62 pages are left for the 66 of the prefixes"
     assert cluster.scheduler.residency.counts.unloads == 0
 
 

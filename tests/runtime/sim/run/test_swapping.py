@@ -14,13 +14,14 @@ from runtime.sim.results.report import document_of
 PAGES = {"page_layers": 32, "page_tokens": 128}
 
 
-def swapping(loads: str = "beside", host_cache: int = 0, **policy: Any) -> Scenario:
+def swapping(loads: str = "beside", host_cache: int = 0, pages: str = "fixed", **policy: Any) -> Scenario:
     """Six private models of 13.5 GB, requested in turns, on one device that holds two of them."""
     return scenario_of(
         "swapping",
         {
             "cluster": {
                 "servers": [1], "disk": "nvlink3", "weights": 0.4, "loads": loads, "host_cache": host_cache,
+                "pages": pages,
             },
             "apps": {"count": 6, "foundations": ["llama-7b"]},
             "asked": {"count": 60, "seconds": 20.0, "prompts": "uniform:8-64", "answers": "uniform:2-24"},
@@ -31,15 +32,19 @@ def swapping(loads: str = "beside", host_cache: int = 0, **policy: Any) -> Scena
 
 @pytest.mark.parametrize("loads", ["beside", "stop"])
 @pytest.mark.parametrize("eviction", ["furthest", "lru"])
-def test_every_request_is_answered_and_weights_stay_below_the_limit(loads: str, eviction: str):
-    scenario = swapping(loads, eviction=eviction)
+@pytest.mark.parametrize("pages", ["fixed", "rest"])
+def test_every_request_is_answered_and_weights_stay_below_the_limit(loads: str, eviction: str, pages: str):
+    scenario = swapping(loads, eviction=eviction, pages=pages)
     simulation = assemble(scenario, scenario.policies["one"])
     node = simulation.nodes["s0g0"]
-    told = simulation._scheduler.handle
+    told, seen = simulation._scheduler.handle, list[int]()
 
     class Checking:
         def handle(self, event: Any, now: int) -> Any:
-            assert node.engine.memory().weights <= node.weights
+            counts, weights = node.agent.pages(), node.engine.memory().weights
+            used = (counts.capacity - counts.free) * node.engine.page_bytes
+            assert weights <= node.weights and weights + used <= scenario.cluster.usable_bytes
+            seen.append(counts.capacity)
             return told(event, now)
 
     simulation._scheduler = Checking()
@@ -47,6 +52,7 @@ def test_every_request_is_answered_and_weights_stay_below_the_limit(loads: str, 
     ledger = simulation.run(demand.requests())
     assert ledger.reasons == {"length": 60} and list(ledger.tokens) == demand.answer.tolist()
     assert ledger.loads > 6, "models left and came back"
+    assert (len(set(seen)) == 1) == (pages == "fixed"), "pages get what weights leave"
 
 
 def test_fixed_residency_serves_only_what_fits():
