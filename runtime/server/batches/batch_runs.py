@@ -25,7 +25,8 @@ from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
 from runtime.server.batches.feeding import LineFeeder
 from runtime.server.batches.file_store import FileLimits
-from runtime.server.batches.intake import StoppedEarly, take_in
+from runtime.server.batches.intake import StoppedEarly, refuse, take_in
+from runtime.server.batches.lines import LineError
 from runtime.server.batches.results import drop_left_lines, write_results
 from runtime.server.context import Service
 from zoo.errors import StoreError
@@ -34,6 +35,7 @@ _log = logging.getLogger("blockzoo.batches")
 
 #: Seconds until something is tried again that the store failed on.
 _RETRY = 1.0
+_DEFECT = LineError("server_error", "the server failed on this file")
 _FED: tuple[Status, ...] = ("in_progress",)
 
 
@@ -120,7 +122,13 @@ class BatchRuns:
     async def _step(self, batch: StoredBatch, live: _LiveBatch) -> None:
         if batch.status == "validating":
             async with self._checking:
-                await run_in_threadpool(take_in, self._service, self._database, batch, self._stopping)
+                try:
+                    await run_in_threadpool(take_in, self._service, self._database, batch, self._stopping)
+                except (StoreError, StoppedEarly):
+                    raise
+                except Exception:
+                    _log.exception("the lines of batch %s could not be checked", batch.id)
+                    await run_in_threadpool(refuse, self._database, batch, [_DEFECT])
         elif batch.status == "in_progress":
             becomes = await self._feed(batch, live)
             self._feeder.drop_batch(batch.id)

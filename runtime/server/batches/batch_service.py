@@ -59,7 +59,7 @@ def read_order(raw: bytes) -> BatchOrder:
         order = msgspec.json.decode(raw, type=BatchOrder)
     except msgspec.ValidationError as error:
         raise RequestError(str(error)) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is no JSON object: {error}", code="invalid_json") from None
     if order.endpoint not in ENDPOINTS:
         raise RequestError(f"endpoint must be {' or '.join(ENDPOINTS)}", param="endpoint", code="invalid_endpoint")

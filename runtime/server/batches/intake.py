@@ -70,7 +70,7 @@ def take_in(service: Service, database: QueueDatabase, batch: StoredBatch, stopp
     check = check_file(service, database, batch, stopping)
     errors = check.result()
     if errors:
-        return _refuse(database, batch, errors)
+        return refuse(database, batch, errors)
     lines = _requests(batch, check.tasks())
     while lot := list(islice(lines, _LOT)):
         with database.writing(synced=False) as connection:
@@ -80,7 +80,8 @@ def take_in(service: Service, database: QueueDatabase, batch: StoredBatch, stopp
         return batches.change(connection, batch.id, _CHECKED, time.time_ns(), status="in_progress", total=len(check))
 
 
-def _refuse(database: QueueDatabase, batch: StoredBatch, errors: list[LineError]) -> bool:
+def refuse(database: QueueDatabase, batch: StoredBatch, errors: list[LineError]) -> bool:
+    """Fail a batch that is being validated, for these errors. Returns False, as `take_in` then does."""
     documents = [error.document() for error in errors]
     with database.writing() as connection:
         batches.change(connection, batch.id, _CHECKED, time.time_ns(), status="failed", errors=documents)

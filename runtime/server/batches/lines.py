@@ -154,7 +154,7 @@ class LineCheck:
             return _decoder.decode(line)
         except msgspec.ValidationError as error:
             raise RequestError(f"the line is no request: {error}", code="invalid_request") from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"the line is no JSON: {error}", code="invalid_json_line") from None
 
     def _checked(self, found: _BatchLine, raw: bytes) -> int:

@@ -232,6 +232,25 @@ def test_a_defect_fails_its_line_and_a_lost_claim_nothing(
     assert next(claims, None) is None, "a claim was lost"
 
 
+def test_a_file_on_which_the_check_breaks_fails_its_batch(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("runtime.server.batches.intake.check_file", broken)
+    done = ended(client, submit(client, [line(0)]).id)
+    assert done.status == "failed" and done.errors is not None and done.errors.data is not None
+    assert [each.code for each in done.errors.data] == ["server_error"]
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"input_file_id": "\xed\xa0\x80"}', b"[" * 9000, b"[]"])
+def test_bodies_that_are_no_orders(server: Running, body: bytes) -> None:
+    with server.http() as http:
+        answer = http.post("/v1/batches", content=body)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 def test_without_a_queue_the_routes_say_so(tokenizer: Tokenizer) -> None:
     with running(tokenizer) as started, started.client() as client:
         for act in (client.files.list, client.batches.list, lambda: client.batches.cancel("b")):

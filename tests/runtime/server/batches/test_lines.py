@@ -18,7 +18,8 @@ URL = "/v1/completions"
 
 
 def line(custom_id: str = "a", **changes: Any) -> bytes:
-    body = {"model": "m", "prompt": "Hello"} | changes.pop("body", {})
+    body = changes.pop("body", {})
+    body = body if body is None else {"model": "m", "prompt": "Hello"} | body
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": URL, "body": body} | changes).encode()
 
 
@@ -64,6 +65,9 @@ def test_tasks_point_to_the_bodies(cut: int) -> None:
     [
         (b"{", "invalid_json_line", None),
         (b"[]", "invalid_request", None),
+        (b'{"custom_id": "\xed\xa0\x80"}', "invalid_json_line", None),
+        (b'{"custom_id": "\\ud800"}', "invalid_json_line", None),
+        (line(body=None).replace(b"null", b"[" * 1900 + b"]" * 1900), "invalid_json_line", None),
         (b'{"custom_id": "a", "method": "POST", "url": "/v1/completions"}', "invalid_request", None),
         (line(""), "invalid_request", "custom_id"),
         (line("x" * 513), "invalid_request", "custom_id"),
