@@ -1,1 +1,1 @@
-"""Measurements of the durable queue."""
+"""Benchmarks of durable requests."""
