@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from typing import cast
 
 import zstandard
-from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, null, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from runtime.queueing.records import ENDED, DurableRequest, FileRange, State, StoredAnswer
@@ -24,6 +24,8 @@ MOST_ATTEMPTS = 3
 
 _requests, _events = cast(Table, RequestRow.__table__), cast(Table, EventRow.__table__)
 _COLUMNS = [column for column in _requests.columns if column.name not in ("progress", "answer", "stream")]
+#: The same without bodies, which may be large.
+_HEAD = [null().label("body") if column.name == "body" else column for column in _COLUMNS]
 _UNENDED: tuple[State, ...] = ("queued", "running")
 
 
@@ -58,8 +60,12 @@ def answer(connection: Connection, request: str) -> StoredAnswer | None:
 
 
 def unfinished(connection: Connection, batches: bool | None = None) -> list[DurableRequest]:
-    """Return queued and running requests, the first to run first; lines of batches only, the rest, or both (None)."""
-    query = select(*_COLUMNS).where(_requests.c.state.in_(_UNENDED))
+    """Return queued and running requests without their bodies, the first to run first.
+
+    Args:
+        batches: Lines of batches only, all but those, or both (None).
+    """
+    query = select(*_HEAD).where(_requests.c.state.in_(_UNENDED))
     if batches is not None:
         query = query.where(_requests.c.batch.is_not(None) if batches else _requests.c.batch.is_(None))
     query = query.order_by(_requests.c.priority, _requests.c.created, _requests.c.line, _requests.c.id)

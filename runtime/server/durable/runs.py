@@ -69,7 +69,7 @@ class DurableRuns:
         for dead in await self.store.open(_given_up()):
             _log.error("request %s was running when %d servers died, and is given up", dead, MOST_ATTEMPTS)
         for request in await self.store.read(partial(requests.unfinished, batches=False)):
-            self.start(replace(request, body=None))
+            self.start(request)
         self._expiry = asyncio.create_task(self._expire())
 
     async def park(self) -> None:

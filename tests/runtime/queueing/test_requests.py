@@ -165,6 +165,7 @@ def test_unfinished_requests_are_those_of_batches_or_the_others(queue: QueueData
             batches: [each.id for each in requests.unfinished(connection, batches)] for batches in (None, True, False)
         }
         assert found == {None: ["cmpl-1", "cmpl-2", "cmpl-3"], True: ["cmpl-2"], False: ["cmpl-1", "cmpl-3"]}
+        assert [each.body for each in requests.unfinished(connection)] == [None] * 3
         first = requests.get(connection, "cmpl-1")
         assert first is not None
         assert (first.model, first.version) == ("org/m", "v1")

@@ -25,6 +25,7 @@ from runtime.queueing import requests
 from runtime.queueing.database import QueueDatabase
 from tests.runtime.frontend.samples import byte_level
 from tests.runtime.server.harness import eventually
+from tests.zoo import postgres
 
 BODY = {"model": "org/base", "prompt": [5, 6, 7], "max_tokens": 40, "return_token_ids": True}
 
@@ -191,6 +192,22 @@ def test_a_death_while_a_request_is_fetched_again_is_made_good(lives: Any) -> No
         client.read(child)
     assert client.ended
     assert len(client.tokens()) == 40
+
+
+@pytest.mark.postgres
+def test_a_death_is_made_good_from_postgresql(lives: Any, postgres_server: str) -> None:
+    target = postgres.new_database(postgres_server)
+    client = Client("key", n=2)
+    for options in (("--salt", "a", "--die", "written", "--at", "9"), ("--salt", "b", "--die", "finalise")):
+        with lives(*options, target=target) as child:
+            client.read(child)
+            assert child.process.wait(60) == -signal.SIGKILL
+    seen = list(client.events)
+    with lives("--salt", "c", target=target) as child:
+        client.read(child)
+    assert client.ended
+    assert client.events[: len(seen)] == seen
+    assert (len(client.tokens(0)), len(client.tokens(1))) == (40, 40)
 
 
 def test_without_the_journal_a_sent_stream_would_be_altered(lives: Any) -> None:
