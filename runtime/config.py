@@ -371,6 +371,8 @@ DenseMode = Literal["run-to-completion", "pd", "baton", "baton-pd"]
 
 DensePadding = Literal["computed", "skipped"]
 
+DensePrompts = Literal["beside", "before"]
+
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
@@ -382,6 +384,8 @@ class DenseConfig:
         low: Share of the page pool up to which rows are admitted (BA-15).
         padding: What happens to the padding in the rectangular windows. `computed`: it is computed, as in the paper.
             `skipped`: it is left out, unless a layer of the model does its own attention. The schedule is the same.
+        prompts: Where batches of prompts run in the modes that run them apart (BA-08): on a thread of their own, beside
+            the windows of decoding rows (`beside`), or before the window of the same step (`before`).
     """
 
     mode: DenseMode = "baton-pd"
@@ -389,6 +393,7 @@ class DenseConfig:
     high: float = 0.90
     low: float = 0.75
     padding: DensePadding = "skipped"
+    prompts: DensePrompts = "before"
 
     def __post_init__(self) -> None:
         if self.slots < 1 or not 0.0 < self.low <= self.high <= 1.0:
@@ -397,6 +402,8 @@ class DenseConfig:
             raise ValueError(f"mode must be one of {', '.join(get_args(DenseMode))}")
         if self.padding not in get_args(DensePadding):
             raise ValueError(f"padding must be one of {', '.join(get_args(DensePadding))}")
+        if self.prompts not in get_args(DensePrompts):
+            raise ValueError(f"prompts must be one of {', '.join(get_args(DensePrompts))}")
 
 
 #: Layout of linear layers' weights on a CPU: as stored and mapped (`plain`), in the layout that multiplies fastest

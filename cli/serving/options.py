@@ -51,6 +51,7 @@ __all__ = ["ServeOptions", "gather", "require_effects", "size_of"]
 
 C = TypeVar("C")
 
+_DENSE = ("mode", "slots", "padding", "prompts")
 #: Settings of a cluster that options of their own decide, or other options together.
 _SET_BY_OPTIONS = (
     "devices", "placement", "max_num_seqs", "prefill_chunk", "stride", "routing", "control", "speculation",
@@ -121,11 +122,9 @@ class ServeOptions:
              "served (fixed).")
     eviction: str = option(SHIPPED_CLUSTER.eviction, group="Memory", needs=["memory limit"],
         choices=get_args(EvictionOrder),
-        help="Weights that leave first to make room: those that waiting requests need last (furthest), or the least "
-             "recently used (lru).")
+        help="Weights that leave first: those that waiting requests need last (furthest), or least recently used ones.")
     weight_sharing: str = option("blocks", group="Memory", choices=get_args(WeightSharing),
-        help="What models have in common: equal weights, once in memory and in one batch (blocks), or nothing, as a "
-             "baseline (models).")
+        help="What models share: equal weights, once in memory and in one batch (blocks), or nothing (models).")
     activation_cache_bytes: int | str = option(SHIPPED_AGENT.activation_cache_bytes, group="Memory",
         needs=["several devices"],
         help="Size of an agent's host-memory cache of block inputs, from which a migration can recompute blocks in "
@@ -155,10 +154,11 @@ class ServeOptions:
     dense_mode: str = option("baton-pd", group="Batching", needs=["dense"], choices=get_args(DenseMode),
         help="How dense batches take new rows in: embedding prefilled K and V (baton-pd), padding beside running "
              "rows (baton), prefill apart (pd), or not before the batch ends.")
-    dense_slots: int = option(16, group="Batching", needs=["dense"],
-        help="Rows of a dense batch.")
+    dense_slots: int = option(16, group="Batching", needs=["dense"], help="Rows of a dense batch.")
     dense_padding: str = option("skipped", group="Batching", needs=["dense"], choices=get_args(DensePadding),
         help="Whether padding of dense batches is skipped, or computed as in the paper.")
+    dense_prompts: str = option("before", group="Batching", needs=["dense"], choices=("before", "beside"),
+        help="Where prompts run that are prefilled apart: before the window of the decoding rows, or beside it.")
 
     agents: int = option(1, group="Cluster",
         help="Number of devices, each with an agent, over which chains of blocks are spread.")
@@ -279,7 +279,7 @@ class ServeOptions:
             host_memory_bytes=size_of(self.host_memory),
             weight_sharing=self.weight_sharing,
             trace_segments=self.trace is not None,
-            dense=_built(DenseConfig, mode=self.dense_mode, slots=self.dense_slots, padding=self.dense_padding),
+            dense=_built(DenseConfig, **{name: getattr(self, f"dense_{name}") for name in _DENSE}),
         )
 
     @property

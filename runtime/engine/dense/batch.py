@@ -47,10 +47,8 @@ class DenseBatch:
     @property
     def pages(self) -> int:
         """Pages that the KV store, a batch of prompts and the saved sequences take."""
-        slabs = [self.kv_store] if self._prompts is None else [self.kv_store, self._prompts]
-        return sum(
-            self._pages(kv_store.stored_rows, kv_store.columns.capacity) for kv_store in slabs
-        ) + self._kept_pages(self._kept)
+        window = self._pages(self.kv_store.stored_rows, self.kv_store.columns.capacity)
+        return window + self._prompt_pages + self._kept_pages(self._kept)
 
     def view(self, rows: Sequence[Row], others: int, capacity: int, must: bool) -> LaneView:
         """Return what the policy decides from, with the sequences in rank order.
@@ -61,7 +59,7 @@ class DenseBatch:
         seqs = [*named, *(seq for seq in self.seats if seq is not None and seq not in named)]
         finished = tuple(self.kv_store.columns.span(at) for at, seq in enumerate(self.seats) if seq is None)
         spec = self.model.spec
-        unplanned = self._kept_pages(seq for seq in self._kept if seq not in named)
+        unplanned = self._kept_pages(seq for seq in self._kept if seq not in named) + self._prompt_pages
         views = tuple(self._row(seq, named.get(seq)) for seq in seqs)
         return LaneView(views, finished, spec.kv_layers, spec.page_tokens, others + unplanned, capacity, must)
 
@@ -174,6 +172,19 @@ class DenseBatch:
             kv_store.enter(one)
         return self._opened(kv_store, rows)
 
+    def prompt_cost(self, rows: Sequence[Row]) -> int:
+        """Return the pages that a batch of prompts takes beyond those that its sequences hold already."""
+        columns = max(row.start for row in rows) + max(len(row.tokens) for row in rows)
+        return self._pages(len(rows), columns) - self._kept_pages(row.seq for row in rows if row.seq in self._kept)
+
+    def truncate(self, seq: str, tokens: int) -> None:
+        """Drop the saved K and V of a sequence behind its first `tokens` tokens."""
+        held = self._kept.pop(seq)
+        if tokens:
+            self._kept[seq] = SavedKV(
+                tokens, [k[:tokens].clone() for k in held.k], [v[:tokens].clone() for v in held.v]
+            )
+
     def save_kv(self, batch: PaddedBatch) -> None:
         """Save the K and V of a batch of prompts that has run, until its sequences get slots."""
         for row, kept in zip(batch.rows.rows, batch.kv_store.drain(), strict=True):
@@ -238,6 +249,11 @@ class DenseBatch:
         last = self.kv_store.remove_row(at)
         self.seats[at] = self.seats[last]
         del self.seats[last]
+
+    @property
+    def _prompt_pages(self) -> int:
+        prompts = self._prompts
+        return 0 if prompts is None else self._pages(prompts.stored_rows, prompts.columns.capacity)
 
     def _kept_pages(self, seqs: Iterable[str]) -> int:
         return sum(self._pages(1, self._kept[seq].tokens) for seq in seqs)

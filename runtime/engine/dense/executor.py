@@ -23,6 +23,7 @@ from runtime.config import EngineConfig
 from runtime.engine.dense.batch import DenseBatch, rows_by_model
 from runtime.engine.dense.context import DenseContexts, PaddedBatch
 from runtime.engine.dense.padding_stats import IdleCounts
+from runtime.engine.dense.prompt_thread import PromptThread
 from runtime.engine.models.registry import ModelRegistry
 from runtime.engine.sampling.output import Outcome
 from runtime.engine.sampling.sampler import Largest
@@ -56,6 +57,8 @@ class DenseEngine:
         self._registry = ModelRegistry(store, config, "dense")
         self._sizes = PageSizes(config.kv_cache_memory_bytes, half_page)
         self._lanes: dict[str, DenseBatch] = {}
+        beside = config.dense.prompts == "beside"
+        self.prompts = PromptThread(self._registry.units, config.trace_segments) if beside else None
         self.idle = IdleCounts()
         self.peak_pages = 0
 
@@ -86,6 +89,7 @@ class DenseEngine:
 
         Raises NotServable for a part of a chain, else as `ModelRegistry.load`.
         """
+        self._finish_prompts()
         model = self._registry.load(stage.model, self._sizes, stage)
         if not (model.has_embedding and model.has_head):
             self._registry.unload(stage.id)
@@ -96,6 +100,7 @@ class DenseEngine:
 
     def unload(self, stage: Stage) -> None:
         """Drop a chain and free what no other one uses. Raises NotFound."""
+        self._finish_prompts()
         self._registry.unload(stage.id)
         del self._lanes[stage.id]
 
@@ -107,6 +112,9 @@ class DenseEngine:
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         begin = time.perf_counter_ns()
+        if self.prompts is not None:
+            self.prompts.finish(wait=self.prompts.runs((*plan.released, *(one.source for one in plan.copied))))
+            self.prompts.remove_sequences(plan.released)
         self._release(plan)
         for opened in plan.opened:
             self._registry.models[opened.request.model].open(opened.request, opened.output)
@@ -166,6 +174,11 @@ class DenseEngine:
             self._copy(one, one.source in over)
             self._release_rows(over)
 
+    def _finish_prompts(self) -> None:
+        """Wait for prompts that run beside the windows: their components must not change meanwhile."""
+        if self.prompts is not None:
+            self.prompts.finish(wait=True)
+
     def _copy(self, one: Copied, leaves: bool) -> None:
         """Open a sequence that begins as a copy of another one.
 
@@ -204,6 +217,8 @@ class _DenseStep:
         self._rows = rows
         self._outcomes: list[Outcome] = []
         self._windows: dict[str, PaddedBatch] = {}
+        #: Batches of prompts that are decided and have not started.
+        self._apart: list[tuple[DenseBatch, list[Row]]] = []
         self.segments: list[SegmentRun] = []
         self.ran: set[str] = set()
         self.idle = IdleCounts()
@@ -214,14 +229,37 @@ class _DenseStep:
         return Outcome(sampled, tuple(one for outcome in self._outcomes for one in outcome.prompts))
 
     def run(self) -> None:
-        """Run the separate batches of prompts, model by model, then the windows of all models together."""
-        for name, rows in self._rows.items():
-            self._turn(self._lanes[name], rows)
+        """Run the separate batches of prompts, model by model, then the windows of all models together.
+
+        With a thread for prompts: start one of these batches on it, run the windows beside it, and defer the rest. A
+        step without windows waits for the prompts.
+        """
+        prompts = self._engine.prompts
+        if prompts is not None:
+            self._report(prompts)
+        self._turns(prompts)
+        if prompts is not None and not self._windows and prompts.busy:
+            prompts.finish(wait=True)
+            self._report(prompts)
+        if prompts is not None and self._windows:
+            self._start(prompts)
+        else:
+            self._run_apart()
+        if prompts is not None and self._rows and not (self._windows or self.ran):
+            self._turns(prompts)  # what ran beside the windows is not what the plan has now
+            self._run_apart()
         if self._windows:
             self._execute(self._windows)
         for lane in self._lanes.values():
             if not lane.seats and lane.kv_store.stored_rows:
                 lane.fit(0, 0, 0)
+
+    def _turns(self, prompts: PromptThread | None) -> None:
+        """Decide what runs, model by model; rows that have run, or run beside, are left out."""
+        for name, rows in self._rows.items():
+            rest = [row for row in rows if row.seq not in self.ran and not (prompts and prompts.runs((row.seq,)))]
+            if rest:
+                self._turn(self._lanes[name], rest)
 
     def _turn(self, lane: DenseBatch, rows: Sequence[Row]) -> None:
         decision = self._decision(lane, rows)
@@ -233,16 +271,48 @@ class _DenseStep:
         spare = self._engine.spare(decision.pages)
         if decision.apart or not decision.window:
             lane.fit(len(lane.seats), lane.kv_store.columns.needed, spare)
-        for batch in decision.apart:
+        self._apart += [(lane, [named[seq] for seq in batch]) for batch in decision.apart]
+        if self._engine.prompts is None:
+            self._run_apart()
+        if decision.window:
+            self._windows[lane.model.spec.name] = lane.window([named[seq] for seq in decision.window], spare)
+            self.ran |= set(decision.window)
+
+    # -- prompts apart -------------------------------------------------------------------------------------------------
+
+    def _run_apart(self) -> None:
+        """Run the decided batches of prompts now."""
+        apart, self._apart = self._apart, []
+        for lane, rows in apart:
             try:
-                made = lane.apart([named[seq] for seq in batch])
+                made = lane.apart(rows)
                 self._execute({lane.model.spec.name: made})
                 lane.save_kv(made)
             finally:
                 lane.close_prompts()
-        if decision.window:
-            self._windows[lane.model.spec.name] = lane.window([named[seq] for seq in decision.window], spare)
-        self.ran |= decision.runs
+            self.ran |= {row.seq for row in rows}
+
+    def _start(self, prompts: PromptThread) -> None:
+        """Start the first decided batch of prompts on their thread if that is free and memory allows."""
+        for lane, rows in self._apart[: 0 if prompts.busy else 1]:
+            if self._engine.pages_used + lane.prompt_cost(rows) <= self._engine.page_capacity:
+                prompts.start(lane, rows)
+
+    def _report(self, prompts: PromptThread) -> None:
+        """Report the plan's prompts that have run beside earlier windows."""
+        for name, rows in self._rows.items():
+            for row in rows:
+                found = None if row.seq in self.ran else prompts.take_result(row.seq)
+                if found is None:
+                    continue
+                if (found.row.start, found.row.tokens) == (row.start, row.tokens):
+                    self._outcomes.append(Outcome(found.sampled, found.scores))
+                    self.ran.add(row.seq)
+                else:  # another chunk of the prompt is asked for
+                    self._lanes[name].truncate(row.seq, row.start)
+        idle, segments = prompts.take_counts()
+        self.idle = self.idle.plus(idle)
+        self.segments.extend(segments)
 
     def _decision(self, lane: DenseBatch, rows: Sequence[Row]) -> LaneDecision:
         """Return the policy's decision for a batch.
@@ -250,8 +320,12 @@ class _DenseStep:
         If even the minimum that must run exceeds the device's memory, park the other models' batches and decide again.
         """
         others = [each for each in self._lanes.values() if each is not lane]
-        must = not self.ran
+        must, prompts = not self.ran and not self._apart, self._engine.prompts
         decision = self._engine.decide(lane, rows, sum(each.pages for each in others), must)
+        if must and decision.pages > self._engine.page_capacity and prompts is not None and prompts.busy:
+            prompts.finish(wait=True)
+            self._report(prompts)
+            return self._decision(lane, rows)
         if must and decision.pages > self._engine.page_capacity:
             for each in others:
                 each.park()

@@ -160,7 +160,7 @@ class VariantChooser:
     def _warm(self, known: Sequence[Variant], options: list[Option]) -> list[Option]:
         """Leave room only to chains that need no load, if there are any; `known` begins with the chain itself.
 
-        If the chain itself needs none, others keep their room, unless the paths of all are chosen by bytes read.
+        If the chain itself needs none, all keep their room, unless the paths of all are chosen by bytes read.
         """
         by_reading = all(self._by_reading(each.chain) for each in known)
         if not by_reading and self._limits.prefer != "latency":

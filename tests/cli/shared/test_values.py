@@ -101,7 +101,7 @@ def test_a_value_that_is_no_choice_is_refused(name: str) -> None:
         ({"batch_wait_us": 0}, {"backend": "local"}),
         ({"batch_wait_us": 0}, {"backend": "inline"}),
         *(({name: value}, {"executor": "paged"}) for name, value in {
-            "dense_mode": "pd", "dense_slots": 4, "dense_padding": "computed",
+            "dense_mode": "pd", "dense_slots": 4, "dense_padding": "computed", "dense_prompts": "beside",
         }.items()),
         ({"async_scheduling": "on"}, {"executor": "dense"}),
         ({"min_stitched": 0.9}, {"agents": 2}),
@@ -139,11 +139,20 @@ def test_options_have_an_effect_where_what_they_need_is_there() -> None:
     assert (cluster.dispatch, cluster.prefix_caching, cluster.max_batch_per_block) == ("broadcast", "cached", 4)
     assert (cluster.speculation.mode, cluster.speculation.lane, relay.batch_wait_us) == ("exact", "shared", 0)
     dense = (
-        gather(None, {"executor": "dense", "dense_mode": "pd", "dense_slots": 4, "dense_padding": "computed"})
+        gather(
+            None,
+            {
+                "executor": "dense",
+                "dense_mode": "pd",
+                "dense_slots": 4,
+                "dense_padding": "computed",
+                "dense_prompts": "beside",
+            },
+        )
         .engine()
         .dense
     )
-    assert (dense.mode, dense.slots, dense.padding) == ("pd", 4, "computed")
+    assert (dense.mode, dense.slots, dense.padding, dense.prompts) == ("pd", 4, "computed", "beside")
 
 
 def test_no_old_name_was_forgotten() -> None:

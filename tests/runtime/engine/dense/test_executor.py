@@ -32,11 +32,15 @@ def dense(
     slots: int = 4,
     pages: int | None = None,
     padding: str = "skipped",
+    prompts: str = "before",
     **options,
 ) -> DenseDevice:
     """Return a dense engine with these models. `pages`: Size of its KV cache, by default 4 MiB."""
     config = EngineConfig(
-        kv_cache_memory_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode, slots, padding=padding), **options
+        kv_cache_memory_bytes=4 << 20,
+        page_tokens=4,
+        dense=DenseConfig(mode, slots, padding=padding, prompts=prompts),
+        **options,
     )
     made = DenseDevice(bench.store, config, names)
     if pages is None:
