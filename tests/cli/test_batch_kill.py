@@ -25,7 +25,7 @@ def asked() -> list[dict[str, Any]]:
         {"temperature": 0},
         {"temperature": 0.9, "top_p": 0.9},
         {"temperature": 0.8, "seed": 5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
-        {"temperature": 1.0, "n": 2, "logprobs": 1},
+        {"temperature": 1.0, "n": 2},
         {"max_tokens": 100_000},
     ]
     return [
