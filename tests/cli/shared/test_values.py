@@ -14,7 +14,7 @@ from cli.shared.declared import declared, flag_of
 from cli.shared.renamed import RENAMED
 from zoo.errors import InputError
 
-GROUPS = {"Model", "Memory", "Batching", "Cluster", "Approximations", "Observability", "Server"}
+GROUPS = {"Model", "Memory", "Queue", "Batching", "Cluster", "Approximations", "Observability", "Server"}
 OPTIONS = [each for each in fields(ServeOptions) if not declared(each).table]
 FLAGS = {flag_of(each.name) for each in OPTIONS}
 
