@@ -97,9 +97,6 @@ class _Histogram:
         ]
 
 
-_NONE = _Histogram()
-
-
 def _middle(at: int) -> int:
     return _EDGES[at] if at == 0 else (_EDGES[at - 1] + 1 + _EDGES[at]) // 2
 
@@ -107,7 +104,8 @@ def _middle(at: int) -> int:
 class AnswerLengths:
     """Lengths of answers by class.
 
-    Until there are answers of a class, its answers are assumed to reach their limit; that assumption counts as one.
+    Until there are answers of a class, its answers are assumed to reach their limit. One that is longer than all of its
+    class so far is assumed to get twice as long as it is.
     """
 
     def __init__(self) -> None:
@@ -123,11 +121,12 @@ class AnswerLengths:
 
     def rest(self, key: AnswerClass, made: int, most: int) -> Rest:
         """Return what is still to come after `made` tokens, of at most `most` in all. O(log bins)."""
-        weight, first, second = self._classes.get(key, _NONE).above(made)
-        whole, limit = weight + 1.0, max(most - made, 1)
-        mean = (first + most) / whole
-        variance = max((second + most * most) / whole - mean * mean, 0.0)
-        return Rest(min(max(mean - made, 1.0), limit), variance)
+        histogram, limit = self._classes.get(key), max(most - made, 1)
+        weight, first, second = (0.0, 0.0, 0.0) if histogram is None else histogram.above(made)
+        if not weight:
+            return Rest(float(limit if histogram is None else min(limit, max(made, 1))), 0.0)
+        mean = first / weight
+        return Rest(min(max(mean - made, 1.0), limit), max(second / weight - mean * mean, 0.0))
 
     def expected(self, key: AnswerClass, made: int, most: int) -> float:
         """Return the mean of the tokens that are still to come after `made`, of at most `most` in all; at least 1."""
@@ -135,7 +134,10 @@ class AnswerLengths:
 
     def at_most(self, key: AnswerClass, made: int, most: int, share: float = 0.95) -> int:
         """Return how many tokens are still to come in this share of the cases; at least 1."""
-        found = [*self._classes.get(key, _NONE).rest(made, most), (1.0, most)]
+        histogram = self._classes.get(key)
+        found = [] if histogram is None else histogram.rest(made, most)
+        if not found:
+            return round(self.rest(key, made, most).mean)
         left = share * sum(weight for weight, _ in found)
         for weight, length in found:
             left -= weight

@@ -16,7 +16,7 @@ _PROMPT = (((1.0, 0.0), 5e-3), ((0.0, 1.0), 1e-3))
 #: Assumed time per token of an answer, in ns.
 _TOKEN = 30e6
 #: Tokens after which an observed time per token has half of the weight.
-_HALF = 64.0
+_HALF = 2048.0
 
 
 @dataclass(slots=True)

@@ -60,3 +60,11 @@ def test_predictions_stay_within_the_limit(added: list[int], made: int, more: in
         lengths.add(KEY, length)
     assert 1 <= lengths.expected(KEY, made, most) <= max(more, 1)
     assert 1 <= lengths.at_most(KEY, made, most) <= max(more, 1)
+
+
+def test_an_answer_longer_than_all_so_far_is_expected_to_double() -> None:
+    lengths = AnswerLengths()
+    for _ in range(50):
+        lengths.add(KEY, 20)
+    assert lengths.expected(KEY, 60, 500) == lengths.at_most(KEY, 60, 500) == 60
+    assert lengths.expected(KEY, 400, 500) == 100, "the limit holds"
