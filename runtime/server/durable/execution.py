@@ -97,7 +97,8 @@ class Execution:
         past: list[TokenEvent] = []
         if prepared is None:
             past = await self._store.events(request.id)
-            receipt = Receipt(request.id, request.created // 10**9, time.monotonic_ns(), request.seed)
+            arrival = arrival_of(request, time.monotonic_ns(), time.time_ns())
+            receipt = Receipt(request.id, request.created // 10**9, arrival, request.seed)
             prepared = await prepare_served(self._service, BODIES[request.kind], request.body or b"", receipt)
             await self._check_version(request, prepared, bool(past))
         transcript = Transcript(prepared)
@@ -164,3 +165,11 @@ class Execution:
                         return
         finally:
             meter.abort_unfinished()
+
+
+def arrival_of(request: DurableRequest, monotonic: int, wall: int) -> int:
+    """Return a stored request's arrival in ns of the monotonic clock, which began anew with the server.
+
+    Its deadline (`slo_ms`) counts from there. A line of a batch arrives when its turn comes.
+    """
+    return monotonic if request.batch is not None else monotonic - max(wall - request.created, 0)
