@@ -1,15 +1,17 @@
 """Measure forecasts of requests beside what they took, on the real engine under load (QL-14 to QL-16).
 
-    python -m benchmarks.queue.forecasts STORE MODEL… [--mix narrow|wide|two]… [--requests 600] [--places 16]
-        [--prompt 48] [--wave 60] [--output FILE]
+    python -m benchmarks.queue.forecasts STORE MODEL… [--mix narrow|wide|two]… [--requests 800] [--places 16]
+        [--prompt 48] [--wave 100] [--output FILE]
 
-Requests arrive in waves, each when about a third of the last one still waits, so that the queue grows and shrinks many
-times. All have one SLO, so that they run in their order of arrival. How long an answer gets is not told to the server:
-`max_tokens` is 512, and a stop token ends it at a length of the mix. The first quarter is for learning, and left out.
+Requests arrive in waves, each when at most half of the last one still waits, so that the queue grows and shrinks. All
+have one SLO, so that they run in their order of arrival. How long an answer gets is not told to the server: its
+`max_tokens` is 512, and a stop token ends it at a length of the mix. The first three eighths, for learning, are left
+out.
 
-- `r2`, `slope`: of what requests took from arrival to end over their forecasts; least squares through the means.
-- `bias`: mean of forecast / measured - 1, by tenth of the forecasts, from the shortest ones on.
-- `covered`: share of the requests within their bounds of 95 %.
+- `r2`, `slope`: of the measured over the forecast waiting times, from arrival to start, by least squares.
+- `end_r2`, `end_slope`: the same from arrival to end, which also depends on the request's own length.
+- `bias`: sum of the forecasts over the sum of what was measured, less 1, from arrival to end, by tenth of forecasts.
+- `covered`: share of the requests that ended within their bounds of 95 %.
 - `shuffled`: the same with the forecasts of other requests: the negative control.
 """
 
@@ -88,18 +90,28 @@ def run(driver: Any, models: Sequence[str], args: argparse.Namespace, mix: str) 
     return list(driver.view.forecasts()[before:])
 
 
+def fit(told: Sequence[float], measured: Sequence[float]) -> tuple[float, float]:
+    """Return R² and slope of the line through these points, by least squares."""
+    x, y = mean(told), mean(measured)
+    slope = sum((a - x) * (b - y) for a, b in zip(told, measured, strict=True)) / sum((a - x) ** 2 for a in told)
+    rest = sum((b - y - slope * (a - x)) ** 2 for a, b in zip(told, measured, strict=True))
+    return round(1 - rest / sum((b - y) ** 2 for b in measured), 4), round(slope, 3)
+
+
 def figures(found: Sequence[ForecastOutcome]) -> dict[str, Any]:
     told, took = [each.forecast.end / 1e9 for each in found], [each.took / 1e9 for each in found]
-    x, y = mean(told), mean(took)
-    slope = sum((a - x) * (b - y) for a, b in zip(told, took, strict=True)) / sum((a - x) ** 2 for a in told)
-    rest = sum((b - y - slope * (a - x)) ** 2 for a, b in zip(told, took, strict=True))
+    r2, slope = fit([each.forecast.wait / 1e9 for each in found], [each.waited / 1e9 for each in found])
+    end_r2, end_slope = fit(told, took)
     tenths = sorted(zip(told, took, strict=True))
     size = max(1, len(tenths) // 10)
+    parts = [tenths[at : at + size] for at in range(0, size * 10, size)]
     return {
         "requests": len(found),
-        "r2": round(1 - rest / sum((b - y) ** 2 for b in took), 4),
-        "slope": round(slope, 3),
-        "bias": [round(mean(a / b for a, b in tenths[at : at + size]) - 1, 3) for at in range(0, size * 10, size)],
+        "r2": r2,
+        "slope": slope,
+        "end_r2": end_r2,
+        "end_slope": end_slope,
+        "bias": [round(sum(a for a, _ in part) / sum(b for _, b in part) - 1, 3) for part in parts],
         "covered": round(mean(each.forecast.least <= each.took <= each.forecast.most for each in found), 3),
         "seconds": [round(min(took), 2), round(max(took), 2)],
     }
@@ -117,10 +129,10 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--mix", action="append", choices=tuple(MIXES))
-    parser.add_argument("--requests", type=int, default=600)
+    parser.add_argument("--requests", type=int, default=800)
     parser.add_argument("--places", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=48)
-    parser.add_argument("--wave", type=int, default=60)
+    parser.add_argument("--wave", type=int, default=100)
     parser.add_argument("--vocab", type=int, default=1000, help="prompt tokens are below")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
@@ -132,7 +144,7 @@ def main() -> None:
             options = ServeOptions(plan="edf", max_num_seqs=args.places, kv_cache_memory_bytes=1 << 30)
             with start_driver(zoo, options, choose(zoo, models)) as driver:
                 found = run(driver, models, args, mix)
-            kept = found[len(found) // 4 :]
+            kept = found[3 * len(found) // 8 :]
             document[mix] = {**figures(kept), "shuffled": figures(shuffled(kept, args.seed))}
     deliver(document, args.output)
 

@@ -20,7 +20,7 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 #: Forecasts with their outcomes that are kept.
 _KEPT = 4096
 #: Weight of the newest outcome in the forecasts' error.
-_LEARNING = 0.02
+_LEARNING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
