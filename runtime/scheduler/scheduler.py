@@ -223,8 +223,9 @@ class Scheduler:
             self._updates.go_on(now)
             if len(state.waiting):
                 self._admission.admit(now)
-                while self._evictions is not None and self._evictions.review(now):
+                if self._evictions is not None and self._evictions.review(now):
                     self._admission.admit(now)
+                    self._evictions.forget()
                 self._issue(now)
         return state.out.flush()
 

@@ -53,6 +53,10 @@ class Evictions:
                 gone = True
         return gone
 
+    def forget(self) -> None:
+        """Forget what was blocked: there is one review per event."""
+        self._blocked = None
+
     def _under_way(self) -> bool:
         running = self._state.running
         return any(seq in running and running[seq].waits.doomed for seq in self._leaving)

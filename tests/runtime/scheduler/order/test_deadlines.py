@@ -15,6 +15,9 @@ from tests.runtime.virtual import request
 M = counting_model("m", "1* 2 3* 4", max_model_len=1024)
 N = counting_model("n", "1* 2 5* 6", max_model_len=1024)
 
+#: The events of the trace with which a sequence starts on its devices, starts again, and gives way.
+_STAYS = ("batch.insert", "batch.resume", "batch.preempt")
+
 
 def cluster(
     plan: Plan, places: int = 2, pages: int = 600, evict: bool = True, models: Sequence[IntegerModel] = (M,)
@@ -129,6 +132,51 @@ def test_none_gives_way_if_one_ends_in_time() -> None:
     ask(made, "urgent", 20, 250 * MS, 100)
     assert ends(made)["urgent"] < 350
     assert made.scheduler.state().counters.evictions == 0
+
+
+def test_a_sequence_of_higher_priority_does_not_give_way() -> None:
+    made = cluster("qlm", places=1)
+    learned(made)
+    ask(made, "first", 150, 200 * MS)
+    low = request("urgent", range(1, 9), max_tokens=20, ignore_eos=True, priority=1)
+    made.ask(replace(low, arrival=250 * MS, slo_ms=60), at=250 * MS)
+    found = ends(made)
+    assert found["first"] < found["urgent"]
+    assert made.scheduler.state().counters.evictions == 0
+
+
+def test_a_sequence_runs_as_long_as_its_start_takes_before_it_gives_way_again() -> None:
+    """Its prompt takes 25 steps. Urgent ones come so often that it would never get through it otherwise."""
+    config = ClusterConfig(max_num_seqs=1, prefill_chunk=8, order=OrderConfig("qlm"))
+    made = VirtualCluster((M,), devices=1, pages=600, config=config, costs=lambda plan: MS, latency=MS // 100)
+    learned(made)
+    long = request("b", [1] * 200, max_tokens=60, ignore_eos=True)
+    made.ask(replace(long, arrival=200 * MS), at=200 * MS)
+    for number in range(12):
+        ask(made, f"u{number}", 5, (250 + 25 * number) * MS, 40)
+    assert "b" in ends(made)
+    stays = [each.t for each in made.trace.events if each.seq == "b" and each.ev in _STAYS]
+    begins, given = stays[::2], stays[1::2]
+    assert len(given) > 1
+    assert all(end - begin >= 25 * MS for begin, end in zip(begins, given, strict=False))
+
+
+def test_a_waiting_sequence_becomes_urgent_when_others_run_longer_than_expected() -> None:
+    """Nothing but time passes between its arrival, when it could wait, and the moment when it no longer can."""
+    coin = counting_model("m", "1* 2 3* 4", vocab_size=3, max_model_len=1024)
+    config = ClusterConfig(max_num_seqs=1, order=OrderConfig("qlm"))
+    made = VirtualCluster((coin,), devices=1, pages=600, config=config, costs=lambda plan: MS, latency=MS // 100)
+    for number in range(6):
+        short = request(f"w{number}", (1, 2), max_tokens=200, min_tokens=20, stop_token_ids=(0, 1, 2), ignore_eos=True)
+        made.ask(replace(short, arrival=number * 30 * MS), at=number * 30 * MS)
+    made.ask(request("b", (1, 2), max_tokens=200, ignore_eos=True, arrival=200 * MS), at=200 * MS)
+    urgent = request("urgent", (1, 2), max_tokens=10, ignore_eos=True)
+    made.ask(replace(urgent, arrival=210 * MS, slo_ms=80), at=210 * MS)
+    begun = made.trace
+    found = ends(made)
+    given = [each.t for each in begun.named("batch.preempt")]
+    assert len(given) == 1 and given[0] > 220 * MS, "it could wait at first"
+    assert found["urgent"] < 290
 
 
 def test_those_that_are_late_anyway_go_last() -> None:

@@ -16,7 +16,7 @@ from runtime.scheduler.order.forecasts import ForecastOutcome
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
-M = counting_model("m", "1* 2", max_model_len=256)
+M = counting_model("m", "1* 2", vocab_size=3, max_model_len=256)
 
 
 def cluster(plan: Plan = "edf") -> VirtualCluster:
@@ -24,15 +24,21 @@ def cluster(plan: Plan = "edf") -> VirtualCluster:
     return VirtualCluster((M,), devices=1, pages=200, config=config, costs=lambda plan: MS, latency=MS // 100)
 
 
-def played(length: Callable[[random.Random], int], waves: int = 5) -> list[ForecastOutcome]:
-    """Return the forecasts of requests that arrive in waves, each larger than what the cluster serves meanwhile."""
+def played(length: Callable[[random.Random], int], waves: int = 8) -> list[ForecastOutcome]:
+    """Return the forecasts of requests that arrive in waves, each larger than what the cluster serves meanwhile.
+
+    Their answers end at a length that only the answers tell.
+    """
     made, rng = cluster(), random.Random(3)
     for wave in range(waves):
         for number in range(40):
             at = (wave * 250 + number) * MS
-            one = request(f"s{wave}-{number}", range(1, 9), max_tokens=length(rng), ignore_eos=True)
+            one = request(
+                f"s{wave}-{number}", [rng.randrange(3) for _ in range(8)], max_tokens=200, min_tokens=length(rng),
+                stop_token_ids=(0, 1, 2), ignore_eos=True,
+            )  # fmt: skip
             made.ask(replace(one, arrival=at, slo_ms=60_000), at=at)
-    made.ticks(20 * MS, 1500 * MS)
+    made.ticks(20 * MS, 2500 * MS)
     made.run()
     made.expect()
     order = made.scheduler.order
@@ -56,7 +62,7 @@ def test_forecasts_are_close_once_lengths_are_known(kind: str) -> None:
         "two kinds": lambda rng: rng.choice((6, 40)),
     }
     found = played(draws[kind])[80:]  # by then, times and lengths have been learned
-    assert fit(found) > 0.9
+    assert fit(found) > 0.75
     assert abs(median(each.forecast.end / each.took for each in found) - 1) < 0.1
     within = mean(each.forecast.least <= each.took <= each.forecast.most for each in found)
     assert within > 0.8
@@ -74,7 +80,7 @@ def test_a_forecast_that_leaves_the_queue_out_is_not_close() -> None:
 def test_the_queue_is_shown_by_group() -> None:
     made = cluster("qlm")
     for number in range(12):
-        one = request(f"s{number}", range(1, 9), max_tokens=30, ignore_eos=True)
+        one = request(f"s{number}", (1, 2) * 4, max_tokens=30, ignore_eos=True)
         made.ask(replace(one, arrival=MS, slo_ms=(None, 5000)[number % 2]), at=MS)
     made.ticks(10 * MS, 60 * MS)
     made.run(until=25 * MS)
