@@ -225,16 +225,15 @@ class Scheduler:
                 self._admission.admit(now)
                 if self._evictions is not None and self._evictions.review(now):
                     self._admission.admit(now)
-                    self._evictions.forget()
+                    self._evictions.forget_blocked()
                 self._issue(now)
         return state.out.flush()
 
     def _review_deadlines(self, now: int) -> None:
         """Measure the progress of running sequences, and admit again: a waiting one may have become urgent."""
-        state = self._state
-        if state.order is not None:
-            state.order.sample(state.running.values(), now)
-            state.changed |= len(state.waiting) > 0
+        if self._state.order is not None:
+            self._state.order.sample(self._state.running.values(), now)
+            self._state.changed |= len(self._state.waiting) > 0
 
     def _issue(self, now: int) -> None:
         ready, self._state.ready = self._state.ready, []

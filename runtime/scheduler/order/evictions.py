@@ -53,7 +53,7 @@ class Evictions:
                 gone = True
         return gone
 
-    def forget(self) -> None:
+    def forget_blocked(self) -> None:
         """Forget what was blocked: there is one review per event."""
         self._blocked = None
 
