@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +35,24 @@ def store(tmp_path_factory):
     return root / "store"
 
 
+@pytest.fixture(scope="module")
+def with_delta(store, tmp_path_factory):
+    """A copy of the store with `near`, a delta of `fine`."""
+    root = tmp_path_factory.mktemp("delta")
+    shutil.copytree(store, root / "store")
+    text = text_in(root)
+    with pytest.raises(SystemExit) as ended:
+        main(["delta", "fine", "--store", str(root / "store"), "--rank", "2", "--text", text, "--name", "near"])
+    assert not ended.value.code
+    return root / "store"
+
+
+def text_in(folder: Path) -> str:
+    text = folder / "text.txt"
+    text.write_text("\n".join(f"def name_{i}(first, second): return first * {i} + second" for i in range(4000)))
+    return str(text)
+
+
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
@@ -41,21 +61,20 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_delta_says_what_the_contract_promises(capsys, store, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(f"def name_{i}(first, second): return first * {i} + second" for i in range(4000)))
+    text, name = text_in(tmp_path), "close"
     code, out, _ = run(
-        capsys, "delta", "fine", "--store", str(store), "--rank", "2", "--text", str(text), "--name", "near", "--json"
+        capsys, "delta", "fine", "--store", str(store), "--rank", "2", "--text", text, "--name", name, "--json"
     )
     said = json.loads(out)
-    assert code == 0 and said["variant"] == "near" and said["rank"] == 2
+    assert code == 0 and said["variant"] == name and said["rank"] == 2
     assert 0.9 < said["similarity"] <= 1.0 and 0 < said["bytes"] < said["bytes_exact"]
     assert [point["rank"] for point in said["curve"]] == [2] and said["control"] < said["similarity"]
     code, out, _ = run(capsys, "ls", "--store", str(store), "--json")
-    assert {model["name"]: (model["kind"], model["base"]) for model in json.loads(out)["models"]}["near"] == (
+    assert {model["name"]: (model["kind"], model["base"]) for model in json.loads(out)["models"]}[name] == (
         "delta",
         "base",
     )
-    code, out, _ = run(capsys, "generate", "near", "def", "--store", str(store), "--max-tokens", "4", "--json")
+    code, out, _ = run(capsys, "generate", name, "def", "--store", str(store), "--max-tokens", "4", "--json")
     assert code == 0 and json.loads(out)["usage"]["completion_tokens"] == 4
 
 
@@ -69,15 +88,14 @@ def test_delta_says_what_the_contract_promises(capsys, store, tmp_path):
         (False, "fine", True, None),
     ],
 )
-def test_adaptive_requests_get_the_delta_where_that_is_allowed(store, executor, deltas, asks, adaptive, served):
-    """Needs the test above, which makes `near`; nothing was measured."""
+def test_adaptive_requests_get_the_delta_where_that_is_allowed(with_delta, executor, deltas, asks, adaptive, served):
     from cli.serving.cluster import start_cluster
     from zoo import Zoo
 
     options = ServeOptions(backend="inline", kv_cache_memory_bytes="16MiB", kernels="stock", serve_deltas=deltas)
     request = SequenceRequest("s", "s", asks, (5, 6, 7), SamplingParams(4, ignore_eos=True), adaptive=adaptive)
     with (
-        Zoo(store) as zoo,
+        Zoo(with_delta) as zoo,
         start_cluster(zoo, options, Chosen(("base", "fine", "near"), (), executor), None, None) as made,
     ):
         *_, last = made.run([request])
@@ -112,9 +130,7 @@ def test_profile_says_what_the_contract_promises_and_shows_what_is_stored(capsys
 
 
 def test_delta_keeps_to_a_budget_of_bytes(capsys, store, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(f"def name_{i}(first, second): return first * {i} + second" for i in range(4000)))
-    options = ("--store", str(store), "--text", str(text), "--embeddings", "lowrank", "--json")
+    options = ("--store", str(store), "--text", text_in(tmp_path), "--embeddings", "lowrank", "--json")
     code, out, _ = run(capsys, "delta", "fine", "--bytes", "25%", *options)
     said = json.loads(out)
     assert (
@@ -126,8 +142,9 @@ def test_delta_keeps_to_a_budget_of_bytes(capsys, store, tmp_path):
     assert code == 0 and 20_000 < json.loads(out)["bytes"] <= 30_000
 
 
-def test_a_delta_is_weighed_by_its_own_measurement_as_a_whole(capsys, store):
+def test_a_delta_is_weighed_by_its_own_measurement_as_a_whole(capsys, with_delta, tmp_path):
     """Its blocks are its base's, without what it adds."""
+    store = shutil.copytree(with_delta, tmp_path / "store")
     from runtime.engine.catalog.block_profiles import measured_pieces
     from runtime.engine.catalog.describe import describe_chain
     from runtime.engine.catalog.variants import rewriting_of
