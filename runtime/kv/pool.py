@@ -293,7 +293,6 @@ def _room(pages: int, half_bytes: int, device: torch.device) -> tuple[Tensor, mm
         # without huge pages or enough memory, torch's own allocation gives the better error
         with contextlib.suppress(OSError):
             memory = mmap.mmap(-1, pages * half_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if len(memory) >= _LARGE:
-                memory.madvise(mmap.MADV_HUGEPAGE)
+            memory.madvise(mmap.MADV_HUGEPAGE if len(memory) >= _LARGE else mmap.MADV_NOHUGEPAGE)
             return torch.frombuffer(memory, dtype=torch.uint8).view(pages, half_bytes), memory
     return torch.empty((pages, half_bytes), dtype=torch.uint8, device=device), None
