@@ -1,6 +1,6 @@
 """Kill a server over and over while it answers keyed streams, and compare what clients got with an unkilled server's.
 
-    python -m benchmarks.queue.kills STORE MODEL [--seeds 5] [--kills 6] [--requests 8] [--output FILE]
+    python -m benchmarks.queue.kills STORE MODEL [--seeds 5] [--first-seed 0] [--kills 6] [--requests 8] [--output FILE]
                                      [--serve=--agents=2]
 
 For each seed, requests (greedy and sampled, one or two choices, streamed) come in over the lives of the server, each of
@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("store")
     parser.add_argument("model")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=6, help="per seed")
     parser.add_argument("--requests", type=int, default=8, help="per seed")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt at most")
@@ -186,7 +187,7 @@ def main() -> None:
         seed: bodies(
             seed, arguments.requests, arguments.model, arguments.prompt, arguments.answer, arguments.vocabulary
         )
-        for seed in range(arguments.seeds)
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     }
     with serving(arguments.store, arguments.model, arguments.serve) as server:
         expected = {seed: unkilled(server, requests, totals) for seed, requests in given.items()}
