@@ -599,4 +599,5 @@ class Agent:
     def _parted(self) -> list[AgentCommand]:
         """Return commands for stages that leave or come and have waited; none are dropped while a step runs."""
         unloading = self._shelf.unloading
-        return [*unloading.due(not self._steps.under_way)] if unloading.pending else []
+        waits = unloading.stages or unloading.later  # attributes: nothing is called where nothing waits
+        return [*unloading.due(not self._steps.under_way)] if waits else []

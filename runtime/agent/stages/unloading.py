@@ -25,7 +25,7 @@ class _PageLimit:
 
 
 class UnloadingStages:
-    """Stages with a pending unload, and loads and page limits behind them.
+    """Stages with a pending unload (`stages`), and loads and page limits behind them (`later`).
 
     `due` returns each once, when it can be carried out; `cancel_unload` takes stages back.
     """
@@ -33,7 +33,7 @@ class UnloadingStages:
     def __init__(self, tables: SequencePageTables) -> None:
         self._tables = tables
         self.stages: list[Stage] = []
-        self._later: deque[LoadStage | _PageLimit] = deque()
+        self.later: deque[LoadStage | _PageLimit] = deque()
 
     def schedule_unload(self, stages: Iterable[Stage], pages: int) -> None:
         """Unload stages, and set the page limit after that; -1: it stays."""
@@ -48,13 +48,8 @@ class UnloadingStages:
     def delay_loads(self, loads: Iterable[LoadStage], pages: int) -> Changes:
         """Set the page limit, then load stages, both after what waits already; return what can be done now."""
         self._limit(pages)
-        self._later += loads
+        self.later += loads
         return self._in_turn()
-
-    @property
-    def pending(self) -> bool:
-        """Whether anything waits."""
-        return bool(self.stages or self._later)
 
     @property
     def waits(self) -> bool:
@@ -74,13 +69,13 @@ class UnloadingStages:
 
     def _limit(self, pages: int) -> None:
         if pages >= 0:
-            self._later.append(_PageLimit(pages))
+            self.later.append(_PageLimit(pages))
 
     def _in_turn(self) -> Changes:
         """Return what waited, in order, up to what has to wait on."""
         out: Changes = []
-        while self._later and not self.stages:
-            first = self._later[0]
+        while self.later and not self.stages:
+            first = self.later[0]
             if isinstance(first, LoadStage):
                 out.append(first)
             else:
@@ -89,5 +84,5 @@ class UnloadingStages:
                     break
                 if returned:
                     out.append(ReturnPages(tuple(returned)))
-            self._later.popleft()
+            self.later.popleft()
         return out

@@ -23,13 +23,13 @@ def tables(*seqs: str) -> tuple[SequencePageTables, list[str]]:
 def test_a_load_waits_until_no_more_pages_are_in_use_than_it_leaves() -> None:
     pages, keys = tables("x", "y", "z")
     stages = UnloadingStages(pages)
-    assert stages.delay_loads([LoadStage(B)], 6) == [] and stages.pending
+    assert stages.delay_loads([LoadStage(B)], 6) == [] and stages.later
     assert pages.book.limit == 12, "rows may use what the load does not have yet"
     pages.write(keys[:1])
     pages.release(keys[0])
     assert stages.due(False) == [], "a step writes these pages"
     pages.settle(keys[:1])
-    assert stages.due(False) == [ReturnPages((2, 1, 0)), LoadStage(B)] and not stages.pending
+    assert stages.due(False) == [ReturnPages((2, 1, 0)), LoadStage(B)] and not stages.later
     assert pages.book.limit == 6 and pages.book.free == 0
 
 
