@@ -225,8 +225,7 @@ def test_delete_aborts(http: httpx.Client, durable: Running, gate: Gate) -> None
     with ThreadPoolExecutor() as pool, durable.http() as other:
         waiting = pool.submit(post, http, "gone", max_tokens=50)
         wait_for(lambda: durable.state()["queue"]["running"] == 1)
-        listed = durable.driver.state()
-        assert listed.running + listed.waiting == 1
+        wait_for(lambda: durable.driver.state().running + durable.driver.state().waiting == 1)
         request = durable.unfinished()[0]
         assert other.get(f"/zoo/requests/{request}").json()["state"] == "running"
         aborted = other.delete(f"/zoo/requests/{request}")
