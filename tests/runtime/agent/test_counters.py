@@ -23,10 +23,14 @@ def test_each_metric_has_its_own_counter_in_the_metrics_unit() -> None:
     for number, name in enumerate(counted, 1):
         setattr(counters, name, number)
     values = {name: value for name, _, value in counters.shown()}
-    for name, metric in (("busy", "blockzoo:step_seconds"), ("load_ns", "blockzoo:load_seconds")):
-        assert values.pop(metric) == (counted.index(name) + 1) / 1e9
-    others = [number for number, name in enumerate(counted, 1) if name not in ("busy", "load_ns")]
-    assert sorted(values.values()) == others
+    units = {
+        "busy": ("blockzoo:step_seconds", 1e9),
+        "load_ns": ("blockzoo:load_seconds", 1e9),
+        "adapted_similarity": ("blockzoo:adapted_similarity", 1e6),
+    }
+    for name, (metric, per) in units.items():
+        assert values.pop(metric) == (counted.index(name) + 1) / per
+    assert sorted(values.values()) == [number for number, name in enumerate(counted, 1) if name not in units]
 
 
 def test_a_snapshot_does_not_grow() -> None:
