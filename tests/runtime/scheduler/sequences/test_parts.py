@@ -38,7 +38,7 @@ def test_the_end_of_a_move_ends_what_was_held_for_it_and_no_pause() -> None:
     assert (one.waits.paused, one.waits.move, one.waits.held) == (7, 3, True)
     one.moves(0)
     assert (one.waits.paused, one.waits.move, one.waits.held) == (7, 0, False)
-    one.doom()
+    one.doom("pages")
     one.unseated()
     assert (one.waits.paused, one.waits.doomed) == (7, False), "a pause outlasts the place"
 
