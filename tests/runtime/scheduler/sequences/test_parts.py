@@ -22,7 +22,7 @@ def test_a_sequence_that_waits_for_nothing_says_so_with_one_object() -> None:
         (lambda: one.pause(5), lambda: one.pause(None)),
         (lambda: one.moves(3), lambda: one.moves(0)),
         (lambda: one.hold(True), lambda: one.hold(False)),
-        (one.doom, one.unseated),
+        (lambda: one.doom("pages"), one.unseated),
     ):
         begin()
         assert one.waits is not FREE
@@ -40,7 +40,7 @@ def test_the_end_of_a_move_ends_what_was_held_for_it_and_no_pause() -> None:
     assert (one.waits.paused, one.waits.move, one.waits.held) == (7, 0, False)
     one.doom("pages")
     one.unseated()
-    assert (one.waits.paused, one.waits.doomed) == (7, False), "a pause outlasts the place"
+    assert (one.waits.paused, one.waits.doomed) == (7, ""), "a pause outlasts the place"
 
 
 def test_what_runs_nowhere_holds_nothing_but_what_it_has_made() -> None:
