@@ -97,6 +97,10 @@ class DeadlineOrder:
         """Return an upper bound of that time, which holds for 95 % of the answers."""
         return self._context(sequence) + self._rest(sequence)
 
+    def rest(self, sequence: ScheduledSequence) -> int:
+        """Return the expected time that a running sequence still takes."""
+        return int(self.forecasts.rest(sequence).mean)
+
     def ends(self, sequence: ScheduledSequence) -> int:
         """Return an upper bound of the time that a running sequence still takes, for 95 % of the answers."""
         left = sequence.tokens - sequence.computed

@@ -100,6 +100,7 @@ class Evictions:
             each.seq,
             (request.priority, slack),
             max(each.rank.order, self._order.due(request)),
+            self._order.rest(each),
             self._order.ends(each),
             self._order.service(each),
             each.computed,
