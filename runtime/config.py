@@ -247,17 +247,19 @@ class OrderConfig:
     Fields:
         soft_deadline_ms: Deadline of a request without `slo_ms`, from its arrival.
         evict: Whether running sequences give way to urgent ones (`qlm`).
+        group_batches: Most requests of a group, as a multiple of the mean number that run (QL-03; the paper's delta).
     """
 
     plan: Plan = "off"
     soft_deadline_ms: int = 600_000
     evict: bool = True
+    group_batches: int = 4
 
     def __post_init__(self) -> None:
         if self.plan not in get_args(Plan):
             raise ValueError(f"plan must be one of {', '.join(get_args(Plan))}")
-        if self.soft_deadline_ms < 1:
-            raise ValueError("soft_deadline_ms is at least 1")
+        if min(self.soft_deadline_ms, self.group_batches) < 1:
+            raise ValueError("soft_deadline_ms and group_batches are at least 1")
 
     @property
     def by_deadline(self) -> bool:

@@ -1,82 +1,247 @@
 """Waiting requests by group: those that are alike for all that a plan decides (QL-03).
 
-A group is a priority, a deadline's length, a model, and a class of prompts and answers. Its members run in their order
-of arrival. Groups hold names and sums, no prompts. Pure.
+A group is a chain, a priority, a deadline's length, and a class of prompts and answers. Its members run in their order
+of deadline, which is that of their arrival. Groups hold names and sums, no prompts.
+
+    key        16 groups at most, in their members' order: each but the last of `size` members at most
+    group      open: takes new members; started: a member has run, it takes none any more
+    place      0, unless there is a plan (`policy.slo.queues`)
+
+So a queue of 400,000 requests is about a hundred groups: the last one of a key holds what is far away, and is split
+when the groups before it have ended. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.policy.slo.lengths import AnswerClass
 
+#: Groups of one key; the last one has no limit of its members.
+_GROUPS = 16
+
+#: Order within a group: deadline in ns, number of the request's arrival.
+Turn = tuple[int, int]
+
 
 class GroupKey(NamedTuple):
-    """What the members of a group have in common. `slo_ms`: None for requests without a deadline of their own."""
+    """What the members of a group have in common.
+
+    Fields:
+        slo_ms: None for requests without a deadline of their own.
+        chain: Version of the chain that they run on.
+        late: Whether they cannot be on time any more.
+    """
 
     priority: int
     slo_ms: int | None
     answers: AnswerClass
+    chain: str = ""
+    late: bool = False
+
+
+class Member(NamedTuple):
+    """A waiting request: tokens to compute before its next one, tokens of its answer so far, and their limit."""
+
+    seq: str
+    context: int
+    made: int
+    most: int
 
 
 @dataclass(slots=True)
 class Group:
-    """A group that waits.
+    """A group with waiting or running members.
 
     Fields:
-        members: Deadline in ns by sequence, in the order of their addition.
-        context: Tokens to compute before their next ones, of all members.
-        made: Tokens of their answers so far, of all members.
-        most: Limits of their answers, of all members.
+        id: Its number; none is used twice.
+        cell: Name of the cell that it is assigned to; empty while there is no assignment.
+        place: Its place in the order of its cell, before deadlines.
+        planned: Whether a plan gave it its place.
+        started: Whether a member of it has run.
+        live: Number of its members that have not ended.
+        context, made, most: Sums over the waiting members.
     """
 
+    id: int
     key: GroupKey
-    members: dict[str, int] = field(default_factory=dict)
+    cell: str = ""
+    place: int = 0
+    planned: bool = False
+    started: bool = False
+    live: int = 0
     context: int = 0
     made: int = 0
     most: int = 0
+    _turns: list[Turn] = field(default_factory=list)
+    _members: dict[Turn, Member] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of waiting members."""
+        return len(self._turns)
+
+    def __iter__(self) -> Iterator[Member]:
+        """Iterate over the waiting members in their order."""
+        return (self._members[turn] for turn in self._turns)
 
     @property
     def due(self) -> int:
-        """The first member's deadline in ns."""
-        return next(iter(self.members.values()))
+        """The first waiting member's deadline in ns."""
+        return self._turns[0][0]
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Where it stands among all groups with waiting members."""
+        return (self.key.priority, self.place, *self._turns[0])
 
     @property
     def mean(self) -> tuple[float, int, int]:
-        """Tokens to compute, tokens made and the limit of the mean member."""
-        count = len(self.members)
+        """Tokens to compute, tokens made and the limit of the mean waiting member."""
+        count = len(self._turns)
         return self.context / count, round(self.made / count), round(self.most / count)
+
+    def _add(self, turn: Turn, member: Member) -> None:
+        insort(self._turns, turn)
+        self._members[turn] = member
+        self._count(member, 1)
+
+    def _remove(self, turn: Turn) -> Member:
+        member = self._members.pop(turn)
+        del self._turns[bisect_left(self._turns, turn)]
+        self._count(member, -1)
+        return member
+
+    def _count(self, member: Member, sign: int) -> None:
+        self.context += sign * member.context
+        self.made += sign * member.made
+        self.most += sign * member.most
+
+    def _split(self, rest: Group, size: int) -> list[str]:
+        """Give all but the first members to another group; return their names."""
+        later = self._turns[size:]
+        for turn in later:
+            rest._add(turn, self._remove(turn))
+        return [rest._members[turn].seq for turn in later]
 
 
 class WaitingGroups:
-    """The groups of what waits. Adding and removing a member cost O(1)."""
+    """The groups of one scheduler. Adding and removing a member cost O(log members), a look O(groups of the chain).
 
-    def __init__(self) -> None:
-        self._groups: dict[GroupKey, Group] = {}
+    Args:
+        opened, ended: Called with each new group when it has its first member, and with each one that has none left.
+    """
+
+    def __init__(
+        self, opened: Callable[[Group], None] = lambda group: None, ended: Callable[[Group], None] = lambda group: None
+    ) -> None:
+        self._opened, self._ended = opened, ended
+        self._groups: dict[int, Group] = {}
+        self._by_key: dict[GroupKey, list[Group]] = {}
+        self._by_chain: dict[str, dict[int, Group]] = {}
+        self._of: dict[str, Group] = {}
+        self._turns: dict[str, Turn] = {}
+        self._last = self._told = 0
+        #: Most members of a group: the paper's delta x mean batch.
+        self.size = 1 << 30
 
     def __len__(self) -> int:
+        """Return the number of groups, with those of which all members run."""
         return len(self._groups)
 
     def __iter__(self) -> Iterator[Group]:
-        """Iterate over the groups in their order: by priority, then by the first member's deadline."""
-        return iter(sorted(self._groups.values(), key=lambda group: (group.key.priority, group.due)))
+        """Iterate over the groups with waiting members, in their order."""
+        return iter(sorted((group for group in self._groups.values() if len(group)), key=lambda group: group.order))
 
-    def add(self, key: GroupKey, seq: str, due: int, context: int, made: int, most: int) -> None:
-        """Add a last member to its group."""
-        group = self._groups.setdefault(key, Group(key))
-        group.members[seq] = due
-        group.context += context
-        group.made += made
-        group.most += most
+    def get(self, number: int) -> Group | None:
+        """Return a group, None if it has ended."""
+        return self._groups.get(number)
 
-    def remove(self, key: GroupKey, seq: str, context: int, made: int, most: int) -> None:
-        """Remove a member, with the numbers that it was added with."""
-        group = self._groups[key]
-        del group.members[seq]
-        group.context -= context
-        group.made -= made
-        group.most -= most
-        if not group.members:
-            del self._groups[key]
+    def all(self) -> Iterator[Group]:
+        """Iterate over all groups, the oldest first."""
+        return iter(self._groups.values())
+
+    def group_of(self, seq: str) -> Group | None:
+        """Return the group of a live request, None for one that never waited."""
+        return self._of.get(seq)
+
+    def first(self, chain: str) -> Member:
+        """Return the first waiting request of a chain. Raises ValueError if none waits."""
+        groups = (group for group in self._by_chain.get(chain, {}).values() if len(group))
+        first: Group = min(groups, key=lambda group: group.order)
+        return next(iter(first))
+
+    def of_chain(self, chain: str) -> list[Group]:
+        """Return the groups of a chain with waiting members, in their order."""
+        groups = (group for group in self._by_chain.get(chain, {}).values() if len(group))
+        return sorted(groups, key=lambda group: group.order)
+
+    def add(self, key: GroupKey, turn: Turn, member: Member) -> None:
+        """Add a waiting request to its group: that which it was in before, else the last one of its key."""
+        group = self._of.get(member.seq)
+        if group is None or group.key != key:
+            self.end_member(member.seq)
+            group = self._of[member.seq] = self._open(key)
+            group.live += 1
+        group._add(turn, member)
+        self._turns[member.seq] = turn
+        if group.id > self._told:
+            self._told = group.id
+            self._opened(group)
+
+    def remove(self, seq: str) -> None:
+        """Remove a request that waits no more. It stays a live member until `end_member`."""
+        self._of[seq]._remove(self._turns.pop(seq))
+
+    def start(self, seq: str) -> None:
+        """Record that a request runs: from now on its group takes no new members."""
+        group = self._of.get(seq)
+        if group is not None:
+            group.started = True
+
+    def end_member(self, seq: str) -> None:
+        """Remove a request that neither waits nor runs."""
+        group = self._of.pop(seq, None)
+        if group is None:
+            return
+        group.live -= 1
+        if not group.live:
+            key = group.key
+            del self._groups[group.id], self._by_chain[key.chain][group.id]
+            self._by_key[key].remove(group)
+            self._ended(group)
+            if not self._by_chain[key.chain]:
+                del self._by_chain[key.chain]
+            if not self._by_key[key]:
+                del self._by_key[key]
+            else:
+                self._split_last(key)
+
+    def _open(self, key: GroupKey) -> Group:
+        """Return the last group of a key, a new one if that is full or has started."""
+        groups = self._by_key.setdefault(key, [])
+        waiting = sum(not group.started for group in groups)
+        if groups and not groups[-1].started and (len(groups[-1]) < self.size or waiting >= _GROUPS):
+            return groups[-1]
+        return self._new(key)
+
+    def _new(self, key: GroupKey) -> Group:
+        self._last += 1
+        group = self._groups[self._last] = Group(self._last, key)
+        self._by_key.setdefault(key, []).append(group)
+        self._by_chain.setdefault(key.chain, {})[group.id] = group
+        return group
+
+    def _split_last(self, key: GroupKey) -> None:
+        """Split the last group of a key where it is larger than a group may be."""
+        last = self._by_key[key][-1]
+        if last.started or len(last) <= self.size:
+            return
+        rest = self._new(key)
+        for seq in last._split(rest, self.size):
+            self._of[seq] = rest
+            last.live, rest.live = last.live - 1, rest.live + 1
+        self._told = rest.id
+        self._opened(rest)

@@ -99,7 +99,7 @@ class Admission:
         told = partial(self._trace_choice, now)
         full: set[str] = set()
         self._residency.begin_pass()
-        heads = [(sequence.rank, sequence) for sequence in state.waiting.heads()]
+        heads = [(state.waiting.rank(sequence), sequence) for sequence in state.waiting.heads()]
         while heads:
             sequence = heads[0][1]
             route = None
@@ -130,7 +130,7 @@ class Admission:
             if after is None:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (after.rank, after))
+                heapq.heapreplace(heads, (state.waiting.rank(after), after))
 
     def _awaits_load(self, sequence: ScheduledSequence) -> bool:
         """Return whether a sequence can only wait for stages on their way: the result of `_let_in`, at less cost.

@@ -1,7 +1,7 @@
 """Keep waiting sequences in one queue per chain, so that a sequence that does not fit holds back its own chain only.
 
-Contract: each queue is in rank order. A paused sequence is kept aside: it is never first, and holds nothing back. It
-decides nothing.
+Contract: each queue is in rank order; with an order by deadline, it is kept by group. A paused sequence is kept aside:
+it is never first, and holds nothing back. It decides nothing.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from collections.abc import Iterator
 
 from runtime.control.sequence import Rank, RankedQueue
 from runtime.scheduler.order.forecasts import Forecasts
+from runtime.scheduler.order.grouped_queue import GroupedQueue
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
 class WaitingQueue:
     """Waiting sequences, by version of their chain. Its length does not count paused ones.
 
-    `forecasts`: counts them by group, where the order is by deadline.
+    `forecasts`: holds their groups, where the order is by deadline.
     """
 
     def __init__(self, forecasts: Forecasts | None = None) -> None:
         self._forecasts = forecasts
-        self._queues: dict[str, RankedQueue[ScheduledSequence]] = {}
+        self._queues: dict[str, RankedQueue[ScheduledSequence] | GroupedQueue] = {}
         self._aside: dict[str, ScheduledSequence] = {}
         self._count = 0
 
@@ -39,11 +40,10 @@ class WaitingQueue:
             return
         queue = self._queues.get(sequence.chain.version)
         if queue is None:
-            queue = self._queues[sequence.chain.version] = RankedQueue()
+            version, groups = sequence.chain.version, self._forecasts
+            queue = self._queues[version] = RankedQueue() if groups is None else GroupedQueue(version, groups)
         queue.add(sequence)
         self._count += 1
-        if self._forecasts is not None:
-            self._forecasts.add_waiting(sequence)
 
     def remove(self, sequence: ScheduledSequence) -> None:
         """Remove a sequence. Raises KeyError if it is not here."""
@@ -52,8 +52,6 @@ class WaitingQueue:
         queue = self._queues[sequence.chain.version]
         queue.remove(sequence)
         self._count -= 1
-        if self._forecasts is not None:
-            self._forecasts.remove_waiting(sequence)
         if not len(queue):
             del self._queues[sequence.chain.version]
 
@@ -70,7 +68,11 @@ class WaitingQueue:
 
     def heads(self) -> list[ScheduledSequence]:
         """Return the first sequence of each chain, in rank order."""
-        return sorted((queue.first() for queue in self._queues.values()), key=lambda sequence: sequence.rank)
+        return sorted((queue.first() for queue in self._queues.values()), key=self.rank)
+
+    def rank(self, sequence: ScheduledSequence) -> tuple[int, ...]:
+        """Return where a sequence, which may run already, stands among all."""
+        return sequence.rank if self._forecasts is None else self._forecasts.rank(sequence)
 
     def count(self, version: str) -> int:
         """Return how many sequences of a chain wait; paused ones are not counted."""

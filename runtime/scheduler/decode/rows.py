@@ -281,13 +281,13 @@ class DecodeLoop:
         starved one.
         """
         starved = self._state.starved
-        for sequence in sorted(starved.values(), key=lambda m: m.rank):
+        for sequence in sorted(starved.values(), key=self._state.waiting.rank):
             if sequence.seq in starved:
                 self.go_on(sequence, now)
         if starved and not any(m.flying or m.waits.held for m in self._state.running.values()):
             paused = [m for m in self._state.running.values() if m.waits.paused is not None and m.pages.groups]
-            self._seating.preempt(max(paused or starved.values(), key=lambda m: m.rank), now)
-            for sequence in sorted(starved.values(), key=lambda m: m.rank):
+            self._seating.preempt(max(paused or starved.values(), key=self._state.waiting.rank), now)
+            for sequence in sorted(starved.values(), key=self._state.waiting.rank):
                 if sequence.seq in starved:
                     self.go_on(sequence, now)
 
@@ -365,13 +365,15 @@ class DecodeLoop:
 
         None if there is none, or if one is marked for preemption already.
         """
-        last, rank = None, sequence.rank
+        last, rank_of = None, self._state.waiting.rank
+        rank = lowest = rank_of(sequence)
         for other in self._state.devices[device].passing.here.values():
-            if other.rank <= rank or not other.pages.groups:
+            theirs = rank_of(other)
+            if theirs <= rank or not other.pages.groups:
                 continue
             doomed = other.waits.doomed
-            if (doomed or last is None or other.rank > last.rank) and device in dict(other.place.weights):
+            if (doomed or theirs > lowest) and device in dict(other.place.weights):
                 if doomed:
                     return None
-                last = other
+                last, lowest = other, theirs
         return last

@@ -214,8 +214,7 @@ def _queue(scheduler: Scheduler) -> QueuePicture | None:
         return None
     groups = tuple(
         GroupPicture(
-            id=f"{each.key.answers.model}/{each.key.priority}/{each.key.slo_ms or 'none'}/{each.key.answers.prompt}"
-            f"/{each.key.answers.most}",
+            id=str(each.id),
             model=each.key.answers.model,
             priority=each.key.priority,
             slo_ms=each.key.slo_ms,

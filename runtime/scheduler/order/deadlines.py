@@ -12,7 +12,7 @@ overtaken for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from runtime.config import OrderConfig
 from runtime.control.sequence import Rank
@@ -25,8 +25,21 @@ from runtime.types import FinishReason, SequenceRequest
 
 #: Share of its expected time in which a sequence may still end: what might be on time is tried.
 _LUCK = 0.75
+#: Weight of the latest sample in the mean number of running sequences.
+_LATEST = 0.05
 #: New deadline of a sequence that cannot be on time, as a multiple of its `slo_ms`.
 _LATER = 10
+
+
+class _Mean:
+    """A mean over the latest samples."""
+
+    def __init__(self, first: float) -> None:
+        self._value = first
+
+    def add(self, value: float) -> float:
+        self._value += (value - self._value) * _LATEST
+        return self._value
 
 
 class DeadlineOrder:
@@ -38,14 +51,32 @@ class DeadlineOrder:
     def __init__(self, config: OrderConfig, places: int, outcome: Callable[[int, float, float], None]) -> None:
         self._soft = config.soft_deadline_ms * 1_000_000
         self._times, self._lengths = ServiceTimes(), AnswerLengths()
-        self.forecasts = Forecasts(self._times, self._lengths, places, outcome)
+        self.forecasts = Forecasts(self._times, self._lengths, self._soft, places, outcome)
+        self._batch = _Mean(places)
+        self._size = config.group_batches
         self.plan = config.plan
         #: Time of the latest sample.
         self.now = 0
 
     def due(self, request: SequenceRequest) -> int:
         """Return a request's deadline."""
-        return request.arrival + (self._soft if request.slo_ms is None else request.slo_ms * 1_000_000)
+        return self.forecasts.due(request)
+
+    def rank(self, sequence: ScheduledSequence) -> tuple[int, ...]:
+        """Return where a sequence stands among all."""
+        return self.forecasts.rank(sequence)
+
+    def follow(self, orders: Mapping[str, Sequence[int]]) -> None:
+        """Let waiting groups run in planned orders, by cell: the interface of a plan (QL-04).
+
+        The groups that can be planned are `forecasts.groups`, with their `id`, key, number of waiting members, `due`
+        and `started`; `forecasts.work(group)` is the work that each member is. Priorities come before a plan. Groups
+        that it does not name, and later ones, are put among the planned ones by deadline; numbers of groups that have
+        ended are left out, and an empty plan gives back the order by deadline. Sequences of planned groups are not put
+        last when late. The plan takes effect with the next admission; set `ClusterState.changed` for that. O(groups).
+        Raises ValueError if a group is named twice.
+        """
+        self.forecasts.queues.follow(orders)
 
     def put_late_ones_last(self, waiting: WaitingQueue, now: int) -> None:
         """Move the first sequences of each chain that cannot be on time any more behind those that can."""
@@ -80,8 +111,11 @@ class DeadlineOrder:
     def sample(self, running: Iterable[ScheduledSequence], now: int) -> None:
         """Record the progress of running sequences."""
         self.now = now
-        for sequence in running:
+        count = 0
+        for count, sequence in enumerate(running, 1):  # noqa: B007
             self._times.sample(sequence.seq, sequence.chain.model, len(sequence.output), now)
+        if count:
+            self.forecasts.groups.size = max(1, round(self._size * self._batch.add(count)))
 
     # -- predictions ---------------------------------------------------------------------------------------------------
 
@@ -117,7 +151,12 @@ class DeadlineOrder:
         It goes on with a later deadline, behind those that can be on time, and before those without `slo_ms`.
         """
         request = sequence.request
-        if sequence.rank.order != self.due(request) or now + self.shortest(sequence) <= sequence.rank.order:
+        group = self.forecasts.groups.group_of(sequence.seq)
+        if (
+            (group is not None and group.planned)
+            or sequence.rank.order != self.due(request)
+            or now + self.shortest(sequence) <= sequence.rank.order
+        ):
             return None
         later = self._soft if request.slo_ms is None else min(self._soft, _LATER * request.slo_ms * 1_000_000)
         return sequence.rank._replace(order=max(now, sequence.rank.order) + later)

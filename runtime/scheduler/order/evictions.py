@@ -105,5 +105,5 @@ class Evictions:
             self._order.service(each),
             each.computed,
             {name: weights.get(name, 0) * each.pages.groups for name in each.place.devices},
-            each.rank > urgent.rank and self._order.settled(each, now),
+            self._order.rank(each) > self._order.rank(urgent) and self._order.settled(each, now),
         )

@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from runtime.policy.slo.forecast import Forecast, Occupancy, forecast
-from runtime.policy.slo.groups import Group, GroupKey, WaitingGroups
+from runtime.policy.slo.groups import Group, GroupKey, Member
 from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
+from runtime.policy.slo.queues import VirtualQueues
 from runtime.policy.slo.service_times import ServiceTimes
 from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.types import SequenceRequest
 
 #: Forecasts with their outcomes that are kept.
 _KEPT = 4096
@@ -41,11 +43,13 @@ class GroupForecast:
     """A waiting group.
 
     Fields:
+        id: Its number.
         waiting: Number of its members.
         due: Deadline of its first member, in ns of the driver's clock.
         first, last: Forecasts of the ends of its first and last member, in ns of the driver's clock.
     """
 
+    id: int
     key: GroupKey
     waiting: int
     due: int
@@ -70,18 +74,25 @@ class Forecasts:
     """Forecasts of one scheduler.
 
     Args:
+        soft: Time in ns in which a request without `slo_ms` is to end.
         places: Sequences that may run at a time; fewer do where pages are short, which `limit` tells.
         outcome: Receives (now, forecast in seconds, measured seconds) of each request that ends.
     """
 
     def __init__(
-        self, times: ServiceTimes, lengths: AnswerLengths, places: int, outcome: Callable[[int, float, float], None]
+        self,
+        times: ServiceTimes,
+        lengths: AnswerLengths,
+        soft: int,
+        places: int,
+        outcome: Callable[[int, float, float], None],
     ) -> None:
         self._times, self._lengths, self._places, self._outcome = times, lengths, places, outcome
+        self._soft = soft
         self._error = 0.0  # square of the relative error that variances of lengths do not explain
         self._promises: dict[str, _Promise] = {}
-        self._sums: dict[str, tuple[GroupKey, int, int, int]] = {}
-        self.groups = WaitingGroups()
+        self.queues = VirtualQueues()
+        self.groups = self.queues.groups
         #: The latest forecasts with their outcomes.
         self.outcomes: deque[ForecastOutcome] = deque(maxlen=_KEPT)
 
@@ -89,16 +100,13 @@ class Forecasts:
 
     def add_waiting(self, sequence: ScheduledSequence) -> None:
         """Count a sequence that waits."""
-        request = sequence.request
-        key = GroupKey(request.priority, request.slo_ms, answers_of(sequence))
-        sums = (key, sequence.tokens, len(sequence.output), request.sampling.max_tokens)
-        self._sums[sequence.seq] = sums
-        self.groups.add(key, sequence.seq, sequence.rank.order, *sums[1:])
+        rank, most = sequence.rank, sequence.request.sampling.max_tokens
+        member = Member(sequence.seq, sequence.tokens, len(sequence.output), most)
+        self.groups.add(self._key(sequence), (rank.order, rank.ordinal), member)
 
     def remove_waiting(self, sequence: ScheduledSequence) -> None:
         """Count it no more."""
-        key, *sums = self._sums.pop(sequence.seq)
-        self.groups.remove(key, sequence.seq, *sums)
+        self.groups.remove(sequence.seq)
 
     def limit(self, running: int) -> None:
         """Record that a sequence found no room beside so many running ones."""
@@ -106,27 +114,39 @@ class Forecasts:
 
     def promise(self, sequence: ScheduledSequence, running: Collection[ScheduledSequence], now: int) -> None:
         """Forecast the end of a request that arrives, before it is counted as waiting."""
-        key = GroupKey(sequence.request.priority, sequence.request.slo_ms, answers_of(sequence))
-        rank = (key.priority, sequence.rank.order)
+        key, rank = self._key(sequence), (sequence.request.priority, sequence.rank.order)
         ahead = [group for group in self.groups if group.key == key or (group.key.priority, group.due) <= rank]
-        waiting = ((len(group.members), self._work(group)) for group in ahead)
+        waiting = ((len(group), self.work(group)) for group in ahead)
         rests = map(self.rest, running)
         made = forecast(rests, waiting, self.rest(sequence), self._places, self._error**0.5)
         self._promises[sequence.seq] = _Promise(now, made)
 
     def record_start(self, sequence: ScheduledSequence, now: int) -> None:
+        self.groups.start(sequence.seq)
         promise = self._promises.get(sequence.seq)
         if promise is not None and promise.started is None:
             promise.started = now
 
     def record_end(self, sequence: ScheduledSequence, completed: bool, now: int) -> None:
         """Compare a request's forecast with what it took; `completed`: it ended by itself or at its limit."""
+        self.groups.end_member(sequence.seq)
         promise = self._promises.pop(sequence.seq, None)
         if promise is not None and completed and promise.started is not None:
             took = now - promise.arrived
             self.outcomes.append(ForecastOutcome(promise.forecast, promise.started - promise.arrived, took))
             self._outcome(now, promise.forecast.end / 1e9, took / 1e9)
             self._learn(promise.forecast, took)
+
+    # -- order ---------------------------------------------------------------------------------------------------------
+
+    def due(self, request: SequenceRequest) -> int:
+        """Return a request's deadline."""
+        return request.arrival + (self._soft if request.slo_ms is None else request.slo_ms * 1_000_000)
+
+    def rank(self, sequence: ScheduledSequence) -> tuple[int, ...]:
+        """Return where a sequence stands among all: by priority, place of its group, deadline, arrival."""
+        group, rank = self.groups.group_of(sequence.seq), sequence.rank
+        return (rank.priority, 0 if group is None else group.place, rank.order, rank.ordinal)
 
     # -- forecasts -----------------------------------------------------------------------------------------------------
 
@@ -142,10 +162,10 @@ class Forecasts:
         ahead: list[tuple[int, Occupancy]] = []
         found = []
         for group in self.groups:
-            count, own = len(group.members), self._work(group)
+            count, own = len(group), self.work(group)
             first = forecast(rests, ahead, own, self._places)
             last = forecast(rests, [*ahead, (count - 1, own)], own, self._places) if count > 1 else first
-            found.append(GroupForecast(group.key, count, group.due, now + first.end, now + last.end))
+            found.append(GroupForecast(group.id, group.key, count, group.due, now + first.end, now + last.end))
             ahead.append((count, own))
         return found
 
@@ -153,7 +173,12 @@ class Forecasts:
         unexplained = max((took - told.end) ** 2 - told.sigma**2, 0) / max(told.end, 1) ** 2
         self._error += (min(unexplained, 1.0) - self._error) * _LEARNING
 
-    def _work(self, group: Group) -> Occupancy:
+    def _key(self, sequence: ScheduledSequence) -> GroupKey:
+        request, late = sequence.request, sequence.rank.order != self.due(sequence.request)
+        return GroupKey(request.priority, request.slo_ms, answers_of(sequence), sequence.chain.version, late)
+
+    def work(self, group: Group) -> Occupancy:
+        """Return the work that the mean waiting member of a group is."""
         context, made, most = group.mean
         return self._work_of(group.key.answers.model, group.key.answers, context, made, most)
 

@@ -119,7 +119,7 @@ class Residency:
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str]) -> bool:
         """Return whether an earlier sequence has waited long for memory that pages have on one of these devices."""
         waiters = (self._waiters.get(name) for name in devices) if self._waiters else ()
-        return any(each is not None and each.holds and each.sequence.rank < sequence.rank for each in waiters)
+        return any(each is not None and each.holds and self._is_before(each, sequence) for each in waiters)
 
     def make_pages(self, needs: Mapping[str, int], now: int) -> bool:
         """Unload idle stages so that so many pages, by device, are free or a cached prefix's; return whether any left.
@@ -157,7 +157,7 @@ class Residency:
             if stage in stages.loading or stage in stages.refused:
                 continue
             waiter = self._waiters.get(name)
-            if waiter is not None and waiter.sequence.rank < sequence.rank:
+            if waiter is not None and self._is_before(waiter, sequence):
                 continue
             if self._make_room(sequence, name, stage, now):
                 if waiter is not None and waiter.sequence is sequence:
@@ -169,7 +169,7 @@ class Residency:
     def is_on_way(self, sequence: ScheduledSequence, device: str, stage: Stage) -> bool:
         """Return whether a request of a stage changes nothing: it is loading, or an earlier sequence waits there."""
         waiter = self._waiters.get(device)
-        earlier = waiter is not None and waiter.sequence.rank < sequence.rank
+        earlier = waiter is not None and self._is_before(waiter, sequence)
         return earlier or stage in self._state.devices[device].stages.loading
 
     def record_use(self, sequence: ScheduledSequence, now: int) -> None:
@@ -341,6 +341,10 @@ class Residency:
         if any(stage in each.closed for each in self._waiters.values()):
             return None
         return self._order().get(stage.model)
+
+    def _is_before(self, waiter: _Waiter, sequence: ScheduledSequence) -> bool:
+        rank = self._state.waiting.rank
+        return rank(waiter.sequence) < rank(sequence)
 
     def _place_of(self, sequence: ScheduledSequence) -> int:
         return self._order().get(sequence.chain.loaded_as, 0)

@@ -213,7 +213,6 @@ class SequenceLifecycle:
         """Remove a sequence after its last event was emitted; its prefix may stay in the prefix cache."""
         state = self._state
         state.counters.finished[reason] += 1
-        self._record_deadline(sequence, reason, now)
         del state.sequences[sequence.seq]
         state.users[sequence.chain.loaded_as] -= 1
         state.changed |= sequence.chain.loaded_as in state.leaving
@@ -224,6 +223,7 @@ class SequenceLifecycle:
             self._unseat(sequence, now)
         else:
             state.waiting.remove(sequence)
+        self._record_deadline(sequence, reason, now)
         state.tell.sequence_ended(now, sequence.request, reason, len(sequence.output))
 
     # -- internals -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,36 @@
+"""Keep the waiting sequences of a chain by group, so that a plan moves groups, not sequences (QL-04)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.scheduler.order.forecasts import Forecasts
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+
+
+class GroupedQueue:
+    """Waiting sequences of one version of a chain, in the order of their groups; see `policy.slo.groups` for costs."""
+
+    def __init__(self, version: str, forecasts: Forecasts) -> None:
+        self._version, self._forecasts = version, forecasts
+        self._sequences: dict[str, ScheduledSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[ScheduledSequence]:
+        groups = self._forecasts.groups.of_chain(self._version)
+        return (self._sequences[member.seq] for group in groups for member in group)
+
+    def first(self) -> ScheduledSequence:
+        """Return the first sequence. Raises ValueError if there is none."""
+        return self._sequences[self._forecasts.groups.first(self._version).seq]
+
+    def add(self, live: ScheduledSequence) -> None:
+        self._forecasts.add_waiting(live)
+        self._sequences[live.seq] = live
+
+    def remove(self, live: ScheduledSequence) -> None:
+        """Remove a sequence. Raises KeyError if it is not in the queue."""
+        del self._sequences[live.seq]
+        self._forecasts.remove_waiting(live)

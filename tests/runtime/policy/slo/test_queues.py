@@ -1,0 +1,71 @@
+"""Virtual queues: what a plan orders, where other groups stand, and when a plan is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.policy.slo.groups import GroupKey, Member
+from runtime.policy.slo.lengths import class_of
+from runtime.policy.slo.queues import VirtualQueues
+
+
+def made(*dues: int, priorities: tuple[int, ...] = ()) -> VirtualQueues:
+    """Return queues of groups 1, 2, … with one waiting member each, of these deadlines."""
+    queues = VirtualQueues()
+    for number, due in enumerate(dues):
+        put(queues, number, due, priorities[number] if priorities else 0)
+    return queues
+
+
+def put(queues: VirtualQueues, number: int, due: int, priority: int = 0) -> None:
+    key = GroupKey(priority, number, class_of("m", 10, 50), "m@1")
+    queues.groups.add(key, (due, number), Member(f"s{number}", 1, 0, 9))
+
+
+def end(queues: VirtualQueues, number: int) -> None:
+    queues.groups.remove(f"s{number - 1}")
+    queues.groups.end_member(f"s{number - 1}")
+
+
+def test_deadlines_order_groups_until_there_is_a_plan() -> None:
+    queues = made(30, 10, 20)
+    assert queues.orders() == {"": [2, 3, 1]}
+    queues.follow({"": [1, 3, 2]})
+    assert queues.orders() == {"": [1, 3, 2]}
+    queues.follow({})
+    assert queues.orders() == {"": [2, 3, 1]}
+
+
+def test_a_group_that_is_not_planned_comes_before_the_first_later_deadline() -> None:
+    queues = made(30, 10, 20)
+    queues.follow({"": [1, 3]})  # deadlines 30, 20; the group of deadline 10 is left out
+    assert queues.orders() == {"": [2, 1, 3]}
+    put(queues, 3, 25)
+    put(queues, 4, 99)
+    put(queues, 5, 15)
+    assert queues.orders() == {"": [2, 6, 4, 1, 3, 5]}
+
+
+def test_a_plan_of_groups_that_have_ended_is_over() -> None:
+    queues = made(30, 10, 20)
+    queues.follow({"": [1, 77, 3]})
+    put(queues, 3, 99)
+    end(queues, 1)
+    end(queues, 3)
+    put(queues, 4, 5)
+    assert queues.orders() == {"": [5, 2, 4]}
+
+
+def test_priorities_come_before_a_plan() -> None:
+    queues = made(30, 10, 20, priorities=(1, 0, 0))
+    queues.follow({"": [1, 3, 2]})
+    assert queues.orders() == {"": [3, 2, 1]}
+
+
+def test_each_cell_has_its_own_order() -> None:
+    queues = made(30, 10, 20, 40)
+    queues.follow({"a": [4, 1], "b": [3, 2]})
+    assert queues.orders() == {"a": [4, 1], "b": [3, 2]}
+    with pytest.raises(ValueError, match="twice"):
+        queues.follow({"a": [1], "b": [1]})
+    assert queues.orders() == {"a": [4, 1], "b": [3, 2]}, "a refused plan changes nothing"
