@@ -1,0 +1,100 @@
+"""The one exact evaluator of orders, for all solvers (QLM, equations 10 to 12).
+
+    evaluate(problem, orders) -> PlanScore
+
+A group ends after all groups ahead of it in its queue have drained, and after every load of weights on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.policy.slo.plan.compiled import PLAIN, PlanKernel
+from runtime.policy.slo.plan.problem import Orders, PlanScore, Problem
+from runtime.policy.slo.plan.tables import Layout, Tables, tables_of
+
+
+class Evaluator:
+    """A problem made ready for many evaluations. Orders are numbers of groups, by queue."""
+
+    def __init__(self, problem: Problem, kernel: PlanKernel = PLAIN) -> None:
+        self.problem, self.kernel = problem, kernel
+        plain = tables_of(problem)
+        self.layout = plain.layout
+        self.data = kernel.column(plain.with_weights(_weights(plain)).data)
+        self.work = kernel.column([0] * plain.layout.work)
+
+    def score(self, orders: Sequence[Sequence[int]]) -> PlanScore:
+        """Return the score of an order. Raises ValueError for one that is none."""
+        cells, lengths = self.cells(orders)
+        return self.score_of(cells, lengths)
+
+    def score_of(self, cells: Sequence[int], lengths: Sequence[int]) -> PlanScore:
+        """Return the score of an order in the kernel's form."""
+        t, total = self.layout, [0] * self.layout.terms
+        for queue in range(t.queues):
+            self.kernel.queue_cost(t, self.data, queue, cells, lengths[queue], self.work)
+            for term in range(t.terms):
+                total[term] += int(self.work[t.costs + queue * t.terms + term])
+        return PlanScore(tuple(zip(total[:-1:2], total[1::2], strict=True)), total[-1])
+
+    def cells(self, orders: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
+        """Return an order in the kernel's form. Raises ValueError for one that is none."""
+        check(self.problem, orders)
+        count = self.layout.groups
+        flat = [-1] * (count * self.layout.queues)
+        for queue, some in enumerate(orders):
+            flat[queue * count : queue * count + len(some)] = some
+        return self.kernel.column(flat), self.kernel.column([len(some) for some in orders])
+
+    def orders(self, cells: Sequence[int], lengths: Sequence[int]) -> Orders:
+        """Return the order from the kernel's form."""
+        count = self.layout.groups
+        return tuple(
+            tuple(int(group) for group in cells[queue * count : queue * count + int(length)])
+            for queue, length in enumerate(lengths)
+        )
+
+    def names(self, orders: Orders) -> Orders:
+        """Return the ids of the groups of an order."""
+        return tuple(tuple(self.problem.groups[group].id for group in some) for some in orders)
+
+
+def evaluate(problem: Problem, orders: Sequence[Sequence[int]]) -> PlanScore:
+    """Return the score of an order: numbers of groups, by queue. Raises ValueError for one that is none."""
+    return Evaluator(problem).score(orders)
+
+
+def check(problem: Problem, orders: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError unless each group is in one queue that can run it, pinned ones at the head of theirs."""
+    if len(orders) != len(problem.queues) or sorted(i for some in orders for i in some) != list(
+        range(len(problem.groups))
+    ):
+        raise ValueError("an order has each group once, in one of the problem's queues")
+    for queue, some in enumerate(orders):
+        behind = False
+        for each in some:
+            group = problem.groups[each]
+            if not problem.runs(queue, group.chain):
+                raise ValueError(f"queue {problem.queues[queue].name} cannot run group {group.id}")
+            if group.pinned is not None and (behind or group.pinned != queue):
+                raise ValueError(f"group {group.id} has begun elsewhere, or behind one that has not")
+            behind |= group.pinned is None
+
+
+def _weights(tables: Tables) -> list[int]:
+    """Return the weight of each group: none for one that is late alone and first in every queue that can run it."""
+    t, data, work = tables.layout, tables.data, [0] * tables.layout.work
+    return [_weight(t, data, group, work) for group in range(t.groups)]
+
+
+def _weight(t: Layout, data: list[int], group: int, work: list[int]) -> int:
+    cells = [-1] * (t.queues * t.groups)
+    for queue in range(t.queues):
+        able = data[t.runs + queue * t.chains + data[t.chain + group]] and data[t.pinned + group] in (-1, queue)
+        if able:
+            cells[queue * t.groups] = group
+            PLAIN.queue_cost(t, data, queue, cells, 1, work)
+            if not work[t.costs + queue * t.terms + 2 * data[t.rank + group]]:
+                return data[t.members + group]
+    return 0

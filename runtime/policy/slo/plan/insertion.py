@@ -1,0 +1,204 @@
+"""Put groups into queues one by one, the earliest deadline first, each where it costs least by mean times.
+
+A group goes to the end of a queue, or directly behind the last group of its chain there, so that the weights are loaded
+once for both. Always fast: O(groups x queues). It looks at means only; `evaluation` judges the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from runtime.policy.slo.plan.problem import SAME_SPEED, Orders, PlanGroup, Problem
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A queue that is being filled.
+
+    Fields:
+        free: When its last group has drained.
+        order: Groups so far.
+        ends: When each of them ends.
+        held: Chains of which the weights are there at the end, the latest use last.
+        last: Place of the last group of each chain.
+        loads: Time to load each chain at the end, as far as asked for.
+        begun: Groups that are pinned.
+    """
+
+    number: int
+    free: int
+    order: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    last: dict[int, int] = field(default_factory=dict)
+    loads: dict[int, int] = field(default_factory=dict)
+    begun: int = 0
+
+
+def insert_all(problem: Problem, begun: Sequence[Sequence[int]] = (), only: Iterable[int] | None = None) -> Orders:
+    """Return an order of all groups.
+
+    Args:
+        begun: Groups that stay where they are, by queue and in their order; at first pinned ones alone.
+        only: Groups that are inserted, where some are in `begun`; None: all that are not there.
+    """
+    work = _Insertion(problem)
+    groups = problem.groups
+    there = [list(some) for some in begun] or [
+        sorted((i for i, each in enumerate(groups) if each.pinned == queue), key=lambda i: _urgency(groups, i))
+        for queue in range(len(problem.queues))
+    ]
+    for line, some in zip(work.lines, there, strict=True):
+        for each in some:
+            work.append(line, each)
+    known = {each for some in there for each in some}
+    rest = (i for i in (range(len(groups)) if only is None else only) if i not in known)
+    for each in sorted(rest, key=lambda i: _urgency(groups, i)):
+        work.insert(each)
+    return tuple(tuple(line.order) for line in work.lines)
+
+
+def by_deadline(problem: Problem) -> Orders:
+    """Return the order by deadline alone (EDF): each group to the queue that is free first, whatever is loaded."""
+    lines = [_Filling(number, queue.busy.mean) for number, queue in enumerate(problem.queues)]
+    work = _Insertion(problem)
+    pinned = [i for i, each in enumerate(problem.groups) if each.pinned is not None]
+    free = [i for i, each in enumerate(problem.groups) if each.pinned is None]
+    for i in (
+        *sorted(pinned, key=lambda i: _urgency(problem.groups, i)),
+        *sorted(free, key=lambda i: _urgency(problem.groups, i)),
+    ):
+        group = problem.groups[i]
+        able = [line for line in lines if work.able(line, group)]
+        line = min(able, key=lambda line: (line.free, line.number))
+        line.order.append(i)
+        line.free += work.time(line, group, group.drain.mean)
+    return tuple(tuple(line.order) for line in lines)
+
+
+class _Insertion:
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._blocks = [frozenset(blocks) for blocks in problem.chains]
+        self._able = [
+            [problem.runs(queue, chain) for chain in range(len(problem.chains))] for queue in range(len(problem.queues))
+        ]
+        self.lines = [
+            _Filling(number, queue.busy.mean, held=list(queue.resident)) for number, queue in enumerate(problem.queues)
+        ]
+
+    def able(self, line: _Filling, group: PlanGroup) -> bool:
+        return self._able[line.number][group.chain] and group.pinned in (None, line.number)
+
+    def time(self, line: _Filling, group: PlanGroup, mean: int) -> int:
+        return mean * self._problem.rates[line.number].slowness[group.chain] // SAME_SPEED
+
+    def insert(self, i: int) -> None:
+        """Insert a group where it costs least."""
+        group = self._problem.groups[i]
+        due = group.due - self._problem.now
+        best: tuple[int, int, int] | None = None
+        chosen: tuple[_Filling, int] | None = None
+        for line in self.lines:
+            if not self._able[line.number][group.chain]:
+                continue
+            finish = self.time(line, group, self._finish(group))
+            load = self._load(line, group.chain)
+            end = line.free + load + finish
+            cost = (max(end - due, 0) * group.members, load, end)
+            if best is None or cost < best:
+                best, chosen = cost, (line, len(line.order))
+            place = line.last.get(group.chain, len(line.order)) + 1
+            if line.begun <= place < len(line.order):
+                drain = self.time(line, group, group.drain.mean)
+                before = line.ends[place - 1]
+                start = before - self.time(line, group, self._finish(self._problem.groups[line.order[place - 1]]))
+                start += self.time(line, group, self._problem.groups[line.order[place - 1]].drain.mean)
+                harm = self._delayed(line, place, drain)
+                cost = (max(start + finish - due, 0) * group.members + harm, 0, start + finish)
+                if cost < best:
+                    best, chosen = cost, (line, place)
+        if chosen is None:
+            raise ValueError(f"no queue can run group {group.id}")
+        line, place = chosen
+        if place == len(line.order):
+            self.append(line, i)
+        else:
+            self._squeeze(line, place, i)
+
+    def append(self, line: _Filling, i: int) -> None:
+        """Put a group at the end of a queue."""
+        group = self._problem.groups[i]
+        start = line.free + self._load(line, group.chain)
+        line.last[group.chain] = len(line.order)
+        line.begun += group.pinned is not None
+        line.order.append(i)
+        line.ends.append(start + self.time(line, group, self._finish(group)))
+        line.free = start + self.time(line, group, group.drain.mean)
+        self._hold(line, group.chain)
+
+    def _squeeze(self, line: _Filling, place: int, i: int) -> None:
+        group = self._problem.groups[i]
+        previous = self._problem.groups[line.order[place - 1]]
+        start = line.ends[place - 1] + self.time(line, previous, previous.drain.mean - self._finish(previous))
+        drain = self.time(line, group, group.drain.mean)
+        line.order.insert(place, i)
+        line.ends.insert(place, start + self.time(line, group, self._finish(group)))
+        for at in range(place + 1, len(line.ends)):
+            line.ends[at] += drain
+        line.free += drain
+        for chain, at in line.last.items():
+            if at >= place:
+                line.last[chain] = at + 1
+        line.last[group.chain] = place
+
+    def _delayed(self, line: _Filling, place: int, drain: int) -> int:
+        """Return the lateness that groups from a place on get more by so much delay."""
+        more = 0
+        for at in range(place, len(line.order)):
+            group = self._problem.groups[line.order[at]]
+            over = line.ends[at] + drain - (group.due - self._problem.now)
+            if over > 0:
+                more += min(over, drain) * group.members
+        return more
+
+    def _finish(self, group: PlanGroup) -> int:
+        waits = group.drain.mean * (group.members - 1) // group.members
+        return waits if group.waits_only else waits + group.execution.mean
+
+    def _load(self, line: _Filling, chain: int) -> int:
+        """Return the time to load a chain at the end of a queue."""
+        found = line.loads.get(chain)
+        if found is None:
+            found = line.loads[chain] = self._load_now(line, chain)
+        return found
+
+    def _load_now(self, line: _Filling, chain: int) -> int:
+        if chain in line.held:
+            return 0
+        rates = self._problem.rates[line.number]
+        there = frozenset().union(*(self._blocks[each] for each in line.held))
+        time = rates.load_us
+        for block in self._blocks[chain] - there:
+            time += (self._problem.sizes[block] * (rates.warm_us if block in rates.warm else rates.cold_us)) >> 20
+        return time
+
+    def _hold(self, line: _Filling, chain: int) -> None:
+        """Note that a chain is used at the end of a queue; what was used longest ago leaves if it does not fit."""
+        if chain in line.held:
+            line.held.remove(chain)
+            line.held.append(chain)
+            return
+        line.held.append(chain)
+        room = self._problem.queues[line.number].room
+        while len(line.held) > 1:
+            blocks = frozenset().union(*(self._blocks[each] for each in line.held))
+            if sum(self._problem.sizes[block] for block in blocks) <= room:
+                break
+            del line.held[0]
+        line.loads.clear()
+
+
+def _urgency(groups: Sequence[PlanGroup], i: int) -> tuple[int, int, int]:
+    return groups[i].priority, groups[i].due, i

@@ -1,0 +1,137 @@
+"""Solve a problem as a mixed-integer linear program over slots: group i is the j-th of queue g (extra `plan`, scipy).
+
+Times are in ms, in floating point. The terms of the score are minimised one after the other, each with those before it
+held. Meant for few groups; docs/measurements/plans.md shows how few.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import ceil
+
+from runtime.policy.slo.plan.evaluation import Evaluator
+from runtime.policy.slo.plan.linear import LinearProgram
+from runtime.policy.slo.plan.pairs import PairCosts, busy, latest, times
+from runtime.policy.slo.plan.problem import GroupPlan, Orders, Problem
+
+_US_PER_MS = 1000.0
+
+
+def solve_by_milp(problem: Problem, seconds: float = 1.0) -> GroupPlan | None:
+    """Return the best plan found within so many seconds for each term of the score, None without any.
+
+    Exact where neighbours decide (`pairs`), up to the solver's tolerance. Raises ImportError without scipy.
+    """
+    model, judge = _SlotModel(problem), Evaluator(problem)
+    best: GroupPlan | None = None
+    for terms in model.terms:
+        values, final = model.program.minimise(terms, seconds)
+        if values is None:
+            break
+        orders = model.orders(values)
+        plan = GroupPlan(judge.names(orders), judge.score(orders), "milp")
+        best = plan if best is None else min(best, plan, key=lambda each: each.score)
+        if not final:
+            break
+        model.program.at_most(terms, sum(cost * values[each] for each, cost in terms.items()) + 1e-3)
+    return best
+
+
+class _SlotModel:
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._judge, self.program = problem, Evaluator(problem), LinearProgram()
+        self._costs = PairCosts(self._judge)
+        count = len(problem.groups)
+        queues = len(problem.queues)
+        # More than twice an even share in one queue is never tried where there are many groups.
+        self._slots = count if count <= 12 else min(count, 2 * ceil(count / queues))
+        self._x = {
+            (g, i, j): self.program.binary()
+            for g in range(queues)
+            for i, group in enumerate(problem.groups)
+            for j in range(self._slots)
+            if problem.runs(g, group.chain) and group.pinned in (None, g)
+        }
+        self._by_slot: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._by_group: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for g, i, j in self._x:
+            self._by_slot[g, j].append(i)
+            self._by_group[i].append((g, j))
+        self._starts: dict[tuple[int, int, int], int] = {}
+        self._longest = latest(self._judge, self._costs) / _US_PER_MS
+        self._assign()
+        self._time()
+        self.terms = self._score()
+
+    def orders(self, values: list[float]) -> Orders:
+        made: list[list[int]] = [[] for _ in self._problem.queues]
+        for g, j in sorted(self._by_slot):
+            made[g] += [i for i in self._by_slot[g, j] if values[self._x[g, i, j]] > 0.5]
+        return tuple(map(tuple, made))
+
+    def _assign(self) -> None:
+        program = self.program
+        for i, places in self._by_group.items():
+            program.equal({self._x[g, i, j]: 1.0 for g, j in places}, 1.0)
+        for (g, j), some in self._by_slot.items():
+            here = {self._x[g, i, j]: 1.0 for i in some}
+            program.at_most(here, 1.0)
+            if j:  # no empty slot before a full one, and none that has begun behind one that has not
+                program.at_most(here | {self._x[g, i, j - 1]: -1.0 for i in some}, 0.0)
+                for i in some:
+                    if self._problem.groups[i].pinned is not None:
+                        before = {self._x[g, k, j - 1]: 1.0 for k in some if self._problem.groups[k].pinned is None}
+                        program.at_most(before | {self._x[g, i, j]: 1.0}, 1.0)
+
+    def _time(self) -> None:
+        """Rows of the start of each slot, in each scenario: after the slot before, and the load between them."""
+        program, t, groups = self.program, self._judge.layout, self._problem.groups
+        for g, j in sorted(self._by_slot):
+            some = self._by_slot[g, j]
+            load = program.positive()
+            chains = sorted({groups[i].chain for i in some})
+            of = {m: {self._x[g, i, j]: 1.0 for i in some if groups[i].chain == m} for m in chains}
+            for m in chains:
+                if not j:
+                    cost = self._costs.load(g, -1, m) / _US_PER_MS
+                    program.at_least({load: 1.0} | dict.fromkeys(of[m], -cost), 0.0)
+                    continue
+                for before in chains:
+                    cost = self._costs.load(g, before, m) / _US_PER_MS
+                    if cost:
+                        ahead = {self._x[g, i, j - 1]: -cost for i in some if groups[i].chain == before}
+                        program.at_least({load: 1.0} | dict.fromkeys(of[m], -cost) | ahead, -cost)
+            for s in range(self._problem.scenarios):
+                start = self._starts[g, j, s] = program.positive()
+                if not j:
+                    program.at_least({start: 1.0, load: -1.0}, busy(self._judge, g)[s] / _US_PER_MS)
+                    continue
+                drains = {self._x[g, i, j - 1]: -times(self._judge, t.drain, g, i)[s] / _US_PER_MS for i in some}
+                program.at_least({start: 1.0, load: -1.0, self._starts[g, j - 1, s]: -1.0} | drains, 0.0)
+
+    def _score(self) -> list[dict[int, float]]:
+        program, t, data = self.program, self._judge.layout, self._judge.data
+        count, longest = self._problem.scenarios, self._longest
+        terms: list[dict[int, float]] = [{} for _ in range(t.terms)]
+        for i, places in self._by_group.items():
+            weight, due = data[t.weight + i], data[t.due + i] / _US_PER_MS
+            late = program.binary()
+            misses: dict[int, float] = {}
+            most = longest - min(due, 0.0)
+            for s in range(count):
+                over, end, missed = program.positive(), program.positive(), program.binary()
+                for g, j in places:
+                    start, placed = self._starts[g, j, s], self._x[g, i, j]
+                    judged = times(self._judge, t.judged, g, i)[s] / _US_PER_MS
+                    finish = times(self._judge, t.finish, g, i)[s] / _US_PER_MS
+                    program.at_least({over: 1.0, start: -1.0, placed: -most}, judged - due - most)
+                    program.at_least({end: 1.0, start: -1.0, placed: -longest}, finish - longest)
+                program.at_most({over: 1.0, missed: -most}, 0.0)
+                misses[missed] = 1.0
+                terms[-1][end] = data[t.members + i] / count
+                if weight:
+                    terms[2 * data[t.rank + i] + 1][over] = weight / count
+            program.at_most(misses | {late: -float(count)}, float(self._problem.spare))
+            if weight:
+                terms[2 * data[t.rank + i]][late] = float(weight)
+        return terms

@@ -1,0 +1,109 @@
+"""Insertion and annealing beside all orders of small problems."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runtime.policy.slo.plan.annealing import solve
+from runtime.policy.slo.plan.evaluation import Evaluator, check, evaluate
+from runtime.policy.slo.plan.insertion import by_deadline, insert_all
+from runtime.policy.slo.plan.problem import GroupPlan, Problem, Spread
+from tests.runtime.policy.slo.plan.problems import SECOND, all_orders, drawn, group, problem
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_small_problems_are_solved(together: bool) -> None:
+    """Must show 6 in small: the best of all orders of 2 queues x 5 groups; models may fit together."""
+    for seed in range(4):
+        made = drawn(5, 2, seed, together=together, rounds=2000)
+        judge = Evaluator(made)
+        assert solve(made).score == min(map(judge.score, all_orders(5, 2)))
+
+
+def test_search_improves_what_insertion_finds() -> None:
+    better = 0
+    for seed in range(4):
+        made = drawn(16, 3, seed, models=5, together=True)
+        first, found = solve(made), solve(replace(made, rounds=1500))
+        assert found.score <= first.score
+        assert first.solver == "insertion"
+        better += found.score < first.score
+    assert better == 4
+
+
+def test_plan_is_never_worse_than_the_present_order() -> None:
+    for seed in range(10):
+        made = drawn(6, 2, seed)
+        judge = Evaluator(made)
+        best = min(all_orders(6, 1), key=lambda orders: judge.score((*orders, ())))
+        present = (*best, ())
+        plan = solve(made, present)
+        assert plan.score <= judge.score(present)
+        if plan.solver == "present":
+            assert plan.orders == judge.names(present)
+
+
+def test_insertion_puts_groups_of_one_model_together() -> None:
+    """QL-20: EDF would load a model before each group."""
+    made = problem([group(number, number % 2, 60 * SECOND + number) for number in range(8)])
+    assert by_deadline(made) == (tuple(range(8)),)
+    assert insert_all(made) == ((0, 2, 4, 6, 1, 3, 5, 7),)
+    assert evaluate(made, insert_all(made)) < evaluate(made, by_deadline(made))
+
+
+def test_insertion_loads_for_an_urgent_group_first() -> None:
+    made = problem([group(0, 0), group(1, 0), group(2, 1, due=4 * SECOND)])
+    assert insert_all(made) == ((2, 0, 1),)
+
+
+def test_groups_that_have_begun_stay_at_the_head() -> None:
+    """QL-12: whatever is gained by it."""
+    for seed in range(6):
+        made = drawn(8, 2, seed, rounds=1500)
+        groups = tuple(replace(each, pinned=each.id % 2 if each.id < 3 else None) for each in made.groups)
+        pinned = replace(made, groups=groups)
+        plan = solve(pinned)
+        check(pinned, plan.orders)
+        assert set(plan.orders[0][:2]) == {0, 2}
+        assert plan.orders[1][0] == 1
+
+
+def test_slow_queue_gets_less() -> None:
+    """QL-22."""
+    made = problem([group(number) for number in range(12)], cells=2, rounds=1500)
+    slow = replace(made.rates[0], slowness=(3072, 3072))
+    fast, other = solve(replace(made, rates=(made.rates[0], slow))).orders
+    assert 8 <= len(fast) <= 10
+    assert len(other) == 12 - len(fast)
+
+
+def test_plan_is_a_function_of_its_problem() -> None:
+    made = drawn(12, 3, 5, rounds=800)
+    assert solve(made) == solve(made)
+    assert solve(replace(made, seed=6)) != solve(made)
+
+
+def test_empty_problem_has_an_empty_plan() -> None:
+    plan = solve(problem([], rounds=10))
+    assert isinstance(plan, GroupPlan)
+    assert plan.orders == ((),)
+
+
+def test_members_are_weighed() -> None:
+    """Two groups of which one can be on time: the larger one is."""
+    small = replace(group(0, due=SECOND), members=2)
+    large = replace(group(1, due=SECOND + 1), members=20)
+    plan = solve(problem([small, large], rounds=50))
+    assert plan.orders == ((1, 0),)
+
+
+def test_bounds_of_a_problem() -> None:
+    made: Problem = problem([group(0, members=1 << 19), group(1, members=1 << 19, drain=1 << 50)])
+    assert solve(made).score.completion > 0
+    with pytest.raises(ValueError, match="at most 1,048,576 requests"):
+        problem([group(0, members=(1 << 20) + 1)])
+    with pytest.raises(ValueError, match="alpha is between"):
+        problem([group(0)], alpha=1.0)
+    assert Spread(1).sigma == 0
