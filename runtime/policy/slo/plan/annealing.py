@@ -1,4 +1,4 @@
-"""Find an order of groups: insertion, then threshold accepting (`kernel.search`).
+"""Find an order of groups: insertion, then threshold accepting (QL-18, `kernel.search`).
 
     solve(problem, present) -> GroupPlan
 

@@ -1,4 +1,4 @@
-"""The one exact evaluator of orders, for all solvers (QLM, equations 10 to 12).
+"""The one exact evaluator of orders, for all solvers (QL-18, equations 10 to 12).
 
     evaluate(problem, orders) -> PlanScore
 

@@ -1,4 +1,4 @@
-"""The paper's own formulation, equations 6 to 13, as a mixed-integer linear program (extra `plan`, scipy).
+"""The paper's own formulation (QL-18), equations 6 to 13, as a mixed-integer linear program (extra `plan`, scipy).
 
 Slots are padded with empty groups, so that (6) can hold. Empty groups take no time, inherit the model, and are left out
 of the objective; they are at the front, where the model is the one that is loaded now, so the first group's transition

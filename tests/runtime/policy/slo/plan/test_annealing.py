@@ -1,4 +1,4 @@
-"""Insertion and annealing beside all orders of small problems."""
+"""Insertion and annealing (QL-18) beside all orders of small problems."""
 
 from __future__ import annotations
 

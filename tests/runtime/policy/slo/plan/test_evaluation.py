@@ -1,4 +1,4 @@
-"""The exact evaluator beside a slow one, written without its tables and with `policy.residency`'s own rule."""
+"""The exact evaluator (QL-18) beside a slow one, written without its tables and with `policy.residency`'s own rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's formulation beside all orders of small problems (equations 6 to 13)."""
+"""The paper's formulation beside all orders of small problems (QL-18, equations 6 to 13)."""
 
 from __future__ import annotations
 
