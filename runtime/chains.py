@@ -87,12 +87,14 @@ class Block:
         kv_layers: Attention layers in it.
         tables: Bytes of the tensors of an embedding or a head in it, by digest. A tied head has the embedding's table,
             and a device with both blocks holds it once.
+        components: Number of components; 0 if unknown.
     """
 
     id: str
     nbytes: int
     kv_layers: int
     tables: tuple[tuple[str, int], ...] = ()
+    components: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,6 +473,37 @@ class Preparing(Protocol):
 
     def prepare(self, stage: Stage) -> None:
         """Prepare a stage, so that `StageEngine.load` takes little time. Raises as that; called on any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedUnits:
+    """Describe what a load brought to a device (UN-04).
+
+    Fields:
+        units: Digest of the weights of each component of the stage, in order.
+        disk: Bytes that were read from disk.
+        host: Bytes that host memory still had.
+    """
+
+    units: tuple[str, ...]
+    disk: int = 0
+    host: int = 0
+
+
+@runtime_checkable
+class Tiered(Protocol):
+    """Define an engine that keeps weights which no stage uses in host memory, and reports which ones."""
+
+    def loaded_units(self, stage: Stage) -> LoadedUnits:
+        """Return what the load of a stage brought. Call it once per load, right after it."""
+        ...
+
+    def host_changes(self) -> Mapping[str, int]:
+        """Return the bytes that host memory now has of each unit, by digest, of those that changed since the last call.
+
+        0: the unit is in use on the device, or gone.
+        """
         ...
 
 

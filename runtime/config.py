@@ -289,6 +289,8 @@ class ClusterConfig:
             infinite: always, if there is room.
         max_batch_per_block: Rows of a step that may pass one block instance, slots for expected rows included (BL-14,
             BL-22); 0: as many as a step takes.
+        batch_gain: Limit each profiled block to the rows behind which another doubling raises its throughput by less
+            than this share (`policy.batching.block_limits`); 0: no such limit.
         max_crashes: Devices in a row that may die while running a sequence's row; then the sequence fails. After the
             second death it runs beside no other such sequence, so that the one that kills devices can be identified.
         row_timeout_s: A row runs again if all devices of its path report no work for this long
@@ -318,6 +320,7 @@ class ClusterConfig:
     prefix_caching: PrefixCaching = "active"
     owner_margin: float = 8.0
     max_batch_per_block: int = 0
+    batch_gain: float = 0.0
     max_crashes: int = 4
     row_timeout_s: float = 30.0
     residency: ResidencyMode = "fixed"
@@ -337,9 +340,11 @@ class ClusterConfig:
             self.prefix_caching not in get_args(PrefixCaching)
             or not self.owner_margin >= 0
             or self.max_batch_per_block < 0
+            or not 0 <= self.batch_gain < 1
         ):
             raise ValueError(
-                "prefix_caching must be off, active or cached, owner_margin and max_batch_per_block at least 0"
+                "prefix_caching must be off, active or cached, owner_margin and max_batch_per_block at least 0, "
+                "batch_gain at least 0 and below 1"
             )
         if self.residency not in get_args(ResidencyMode) or self.eviction not in get_args(EvictionOrder):
             raise ValueError("residency is fixed or swap, eviction furthest or lru")

@@ -51,6 +51,7 @@ from runtime.control.agent_io import (
     ActivationsVerified,
     AgentCommand,
     AgentEvent,
+    HostChanged,
     PagesWritten,
     Send,
     StageFailed,
@@ -150,6 +151,11 @@ class Agent:
         return self._config.activation_cache_bytes
 
     @property
+    def fetch_sets(self) -> int:
+        """Page sets of a migration to this device that are under way at once."""
+        return self._config.fetch_window * self._config.max_inflight_fetches
+
+    @property
     def busy(self) -> bool:
         """Whether a step is under way or rows wait for one."""
         return bool(self._steps.under_way) or bool(self._queue.rows) or bool(self._ahead.queue)
@@ -188,7 +194,7 @@ class Agent:
                 return []
             case Offer() | Bid() | Retract():
                 return self._bid(event)
-            case LoadStages() | UnloadStages() | StageLoaded() | StageFailed():
+            case LoadStages() | UnloadStages() | StageLoaded() | StageFailed() | HostChanged():
                 return self._provide(event, now)
             case (
                 StartMigration()
@@ -554,7 +560,9 @@ class Agent:
 
     # -- inside: stages and migrations ---------------------------------------------------------------------------------
 
-    def _provide(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed, now: int) -> list[AgentCommand]:
+    def _provide(
+        self, event: LoadStages | UnloadStages | StageLoaded | StageFailed | HostChanged, now: int
+    ) -> list[AgentCommand]:
         self._batches.clear()
         out = self._shelf.handle(event, now)
         if isinstance(event, LoadStages):

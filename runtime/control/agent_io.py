@@ -8,11 +8,11 @@ driver's clock. Frequent types are msgspec Structs, which are cheaper to create 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
-from runtime.chains import Array, Stage
+from runtime.chains import Array, LoadedUnits, Stage
 from runtime.messages import Message
 from runtime.types import ModelSpec, StepPlan
 
@@ -117,11 +117,32 @@ class StageStep:
 
 @dataclass(frozen=True, slots=True)
 class StageLoaded:
-    """Report to the agent that a stage is loaded. `nbytes`: bytes of all weights on the device now."""
+    """Report to the agent that a stage is loaded.
+
+    Fields:
+        nbytes: Bytes of all weights on the device now.
+        brought: What the load brought; None if the engine does not say.
+        host: As `HostChanged.units`.
+    """
 
     stage: Stage
     spec: ModelSpec
     nbytes: int
+    brought: LoadedUnits | None = None
+    host: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HostChanged:
+    """Report to the agent that stages were dropped.
+
+    Fields:
+        dropped: Their ids.
+        units: Bytes that host memory has now of units that came to it or left it, by digest.
+    """
+
+    dropped: tuple[str, ...]
+    units: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +173,4 @@ class ActivationsVerified:
     error: str = ""
 
 
-AgentEvent = StageLoaded | StageFailed | PagesWritten | ActivationsVerified
+AgentEvent = StageLoaded | StageFailed | HostChanged | PagesWritten | ActivationsVerified

@@ -4,8 +4,8 @@
                                                                      StartMigration FinishMigration   DropStates
     between_agents  agent -> agent         ForwardRows (hidden states)   PageRequest PageData (K and V)   Offer Bid
                                                                          Retract (hops dispatched by agents)
-    to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed   RowsDone RowsLost SpeculationResult
-                                                        HopAssigned   MigrationReady MigrationFailed   AgentStats
+    to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed HostWeights   RowsDone RowsLost
+                                           SpeculationResult HopAssigned   MigrationReady MigrationFailed   AgentStats
     membership      between drivers        PeerList Shutdown   Heartbeat PeerDisconnected   Rejected   RendezvousKey
                                                                LinkClosed   (state machines never receive these)
 
@@ -49,6 +49,7 @@ from runtime.messages.to_scheduler import (
     AgentHello,
     AgentStats,
     HopAssigned,
+    HostWeights,
     MigrationFailed,
     MigrationReady,
     RowsDone,
@@ -79,6 +80,7 @@ ToScheduler = (
     AgentHello
     | StageReady
     | StageLoadFailed
+    | HostWeights
     | RowsDone
     | RowsLost
     | SpeculationResult
@@ -101,6 +103,7 @@ __all__ = [
     "ForwardRows",
     "Heartbeat",
     "HopAssigned",
+    "HostWeights",
     "LinkClosed",
     "LoadStages",
     "Message",

@@ -16,12 +16,14 @@ class LoadStages(Message, frozen=True, tag=True, array_like=True):
         blocks: Blocks of each stage, in order.
         limits: (block, rows of a step that may pass it) for blocks with a batch limit of their own (BL-14).
         pages: Pages that may be in use from before these loads on; -1: as many as so far.
+        counts: Components of each block of each stage, in order; empty if what host memory keeps is not to be reported.
     """
 
     stages: tuple[Stage, ...]
     blocks: tuple[tuple[str, ...], ...]
     limits: tuple[tuple[str, int], ...] = ()
     pages: int = -1
+    counts: tuple[tuple[int, ...], ...] = ()
 
 
 class UnloadStages(Message, frozen=True, tag=True, array_like=True):

@@ -6,6 +6,9 @@ from runtime.chains import Lack, Stage
 from runtime.messages.base import Message
 from runtime.types import ModelSpec, PromptLogprobs, Sampled
 
+#: Largest number of blocks in one `HostWeights`.
+HOST_CHANGES = 1024
+
 
 class AgentHello(Message, frozen=True, tag=True, array_like=True):
     """Announce an agent and its capacity.
@@ -24,6 +27,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
         lacks: What the engine cannot do (`chains.Lack`).
         budget: Bytes of weights and pages together, where pages get what weights leave; 0: as many pages as
             `page_capacity`, whatever the weights take.
+        fetch_sets: Page sets of a migration to it that are under way at once.
     """
 
     device: str
@@ -39,6 +43,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
     tensor_transport: str = ""
     lacks: tuple[Lack, ...] = ()
     budget: int = 0
+    fetch_sets: int = 8
 
 
 class StageReady(Message, frozen=True, tag=True, array_like=True):
@@ -47,6 +52,8 @@ class StageReady(Message, frozen=True, tag=True, array_like=True):
     Fields:
         nbytes: Bytes of all weights on the device now.
         took: Nanoseconds of work for this stage, without the time it waited for earlier ones.
+        disk: Bytes of its blocks that were read from disk; -1 if the engine does not say.
+        host: Bytes of its blocks that host memory still had.
     """
 
     device: str
@@ -54,6 +61,20 @@ class StageReady(Message, frozen=True, tag=True, array_like=True):
     spec: ModelSpec
     nbytes: int
     took: int = 0
+    disk: int = -1
+    host: int = 0
+
+
+class HostWeights(Message, frozen=True, tag=True, array_like=True):
+    """Report changes of what host memory keeps of blocks that are not on the device, after loads and unloads (UN-04).
+
+    Fields:
+        blocks: (block, bytes of it that are kept now); 0: none. At most `HOST_CHANGES` of them, more follow with the
+            next message.
+    """
+
+    device: str
+    blocks: tuple[tuple[str, int], ...]
 
 
 class StageLoadFailed(Message, frozen=True, tag=True, array_like=True):

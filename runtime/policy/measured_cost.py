@@ -42,6 +42,13 @@ class MeasuredCost:
         #: Outcomes that were added.
         self.count = 0
 
+    @classmethod
+    def assuming(cls, coefficients: Sequence[float]) -> MeasuredCost:
+        """Return a cost with these coefficients until there are outcomes."""
+        made = cls([([1.0] * len(coefficients), 1.0)])
+        made._assumed = made._fit = list(coefficients)
+        return made
+
     @property
     def coefficients(self) -> tuple[float, ...]:
         """Seconds per unit of each coordinate."""

@@ -100,32 +100,32 @@ class _One:
 
 
 class CommandOutbox:
-    """Commands of the scheduler until the end of the current event.
+    """Commands of the scheduler until the end of the current event."""
 
-    `block_rows`: limit of rows per step through each loaded block; 0 for no limit per block (BL-14).
-    """
-
-    def __init__(self, block_rows: int = 0) -> None:
-        self._block_rows = block_rows
+    def __init__(self) -> None:
         self._numbers = BatchNumbers()
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
         self._updated: list[ModelUpdated | MoveAnswered] = []
 
-    def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]], pages: int = -1) -> None:
-        """Add a LoadStages for these stages, each with its blocks. `pages`: the device's page limit; -1: it stays."""
+    def load(
+        self,
+        device: str,
+        stages: Sequence[tuple[Stage, tuple[str, ...]]],
+        pages: int = -1,
+        counts: tuple[tuple[int, ...], ...] = (),
+        limits: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        """Add a LoadStages for these stages, each with its blocks.
+
+        Args:
+            pages: The device's page limit; -1: it stays.
+            counts: Components of each block.
+            limits: Rows of a step that may pass a block (BL-14).
+        """
         blocks = tuple(blocks for _, blocks in stages)
-        limited = dict.fromkeys(block for some in blocks for block in some) if self._block_rows else ()
-        self.add_message(
-            device,
-            LoadStages(
-                tuple(stage for stage, _ in stages),
-                blocks,
-                tuple((block, self._block_rows) for block in limited),
-                pages,
-            ),
-        )
+        self.add_message(device, LoadStages(tuple(stage for stage, _ in stages), blocks, limits, pages, counts))
 
     def unload_stages(self, device: str, stages: Sequence[Stage], pages: int = -1) -> None:
         self.add_message(device, UnloadStages(tuple(stages), pages))

@@ -46,6 +46,7 @@ from runtime.messages import (
     AgentHello,
     AgentStats,
     HopAssigned,
+    HostWeights,
     Message,
     MigrationFailed,
     MigrationReady,
@@ -113,7 +114,7 @@ class Scheduler:
         estimates = LatencyEstimates({each.block: each for each in measured}, times, config.prefill_chunk)
         router = Router(config, devices, placed, used.reads, estimates)
         served = {chain.model: chain for chain in chains}
-        out, counters = CommandOutbox(config.max_batch_per_block), Counters()
+        out, counters = CommandOutbox(), Counters()
         prompts = SharedPrompts(config, served, devices, out, counters)
         order: DeadlineOrder | None = None
         if config.order.by_deadline:
@@ -171,6 +172,8 @@ class Scheduler:
             case StageReady():
                 self._fleet.loaded(event, now)
                 self.residency.record_load(event.device, event.stage, now)
+            case HostWeights():
+                self._state.times.loads.keep(event.device, event.blocks)
             case StageLoadFailed():
                 self._fleet.refused(event, now)
                 self._updates.refused(event.stage)

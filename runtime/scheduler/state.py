@@ -13,6 +13,7 @@ from runtime.chains import Chain, Stage, Variant
 from runtime.config import ClusterConfig
 from runtime.control.counters import Counters
 from runtime.control.trace_events import TraceEvents
+from runtime.policy.batching.block_limits import block_limit, rows_in_memory
 from runtime.policy.residency.eviction import StageWeights, footprint_of
 from runtime.scheduler.admission.waiting_queue import WaitingQueue
 from runtime.scheduler.devices.devices import Devices
@@ -89,7 +90,7 @@ class ClusterState:
         stages.loading.add(stage)
         stages.wanted[stage] = blocks = blocks_of(chain, stage)
         stages.own_bytes[stage] = self.weights_of(chain, stage).own
-        self.times.begin_load(device, stage, self.sizes_of(blocks), stages.own_bytes[stage], self.warm_sizes(device))
+        self.times.loads.begin(device, stage, self.sizes_of(blocks), stages.own_bytes[stage], self.warm_sizes(device))
         self.load(device, [(stage, blocks)])
         return True
 
@@ -105,7 +106,28 @@ class ClusterState:
 
     def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
         """Send the load of stages, each with its blocks, that count as loading."""
-        self.out.load(device, stages, self._share(device))
+        blocks, counts = self.block_map, []
+        for _, some in stages:
+            counts.append(tuple(blocks.block(name).components if blocks.knows(name) else 0 for name in some))
+        told = counts if all(count > 0 for some in counts for count in some) else ()
+        self.out.load(device, stages, self._share(device), tuple(told), self._row_limits(device, stages))
+
+    def _row_limits(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> tuple[tuple[str, int], ...]:
+        """Return the blocks of stages that take fewer rows than a step, each with its limit (BL-14)."""
+        config, estimates = self.config, self.router.estimates
+        fixed = config.max_batch_per_block or config.max_num_seqs
+        limits = {block: fixed for _, blocks in stages for block in blocks} if config.max_batch_per_block else {}
+        if not config.batch_gain or estimates is None:
+            return tuple(limits.items())
+        widths = {chain.loaded_as: chain.spec.page_tokens for chain in self.in_use()}
+        for stage, blocks in stages:
+            for block in blocks if stage.model in widths else ():
+                decode = estimates.decode_of(block)
+                if decode is not None and self.block_map.knows(block):
+                    layers = self.block_map.block(block).kv_layers
+                    most = rows_in_memory(self.devices[device].pages.capacity, layers, widths[stage.model])
+                    limits[block] = block_limit(decode, config.batch_gain, min(fixed, most))
+        return tuple(limits.items())
 
     def unload(self, device: str, stages: Sequence[Stage]) -> None:
         """Send the unload of stages, which count as gone."""

@@ -17,6 +17,7 @@ from runtime.messages import (
     CloseSequences,
     ForwardRows,
     HopAssigned,
+    HostWeights,
     LoadStages,
     Message,
     MigrationFailed,
@@ -36,6 +37,7 @@ from runtime.messages import (
     StageLoadFailed,
     StageReady,
 )
+from runtime.messages.to_scheduler import HOST_CHANGES
 
 
 class WireError(Exception):
@@ -86,8 +88,8 @@ _NATURAL = {
 _COUNTS: dict[type[Message], tuple[str, ...]] = {
     **dict.fromkeys((RunRows, RowsDone), ("batch",)),
     ForwardRows: ("batch", "sent"),
-    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes", "budget"),
-    StageReady: ("nbytes", "took"),
+    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes", "budget", "fetch_sets"),
+    StageReady: ("nbytes", "took", "host"),
     MigrationReady: ("nbytes", "activation_bytes", "copying", "recomputing"),
     AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens"),
     PageRequest: ("lo", "hi"),
@@ -111,6 +113,7 @@ _SPEAKERS: dict[type[Message], str] = {
             RowsLost,
             SpeculationResult,
             HopAssigned,
+            HostWeights,
             MigrationReady,
             MigrationFailed,
             AgentStats,
@@ -235,7 +238,23 @@ def _outcome(message: SpeculationResult, arrays: Sequence[Array]) -> bool:
     return not arrays and all(map(isfinite, message.cosines))
 
 
+def _load(message: LoadStages, arrays: Sequence[Array]) -> bool:
+    counts = message.counts
+    return not arrays and len(counts) in (0, len(message.stages)) and all(each > 0 for some in counts for each in some)
+
+
+def _host(message: HostWeights, arrays: Sequence[Array]) -> bool:
+    return not arrays and len(message.blocks) <= HOST_CHANGES and all(nbytes >= 0 for _, nbytes in message.blocks)
+
+
+def _loaded(message: StageReady, arrays: Sequence[Array]) -> bool:
+    return not arrays and message.disk >= -1
+
+
 _CHECKS: dict[type[Message], Callable[..., bool]] = {
+    LoadStages: _load,
+    HostWeights: _host,
+    StageReady: _loaded,
     OpenSequences: _open,
     RunRows: _go,
     ForwardRows: _pass,

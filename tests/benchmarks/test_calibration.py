@@ -1,4 +1,4 @@
-"""The figures of `benchmarks.cluster.calibration`: errors, bias, and tenths by measured time."""
+"""The figures of `benchmarks.cluster.calibration`: errors, bias, and tenths by estimate and by measured time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from benchmarks.cluster.calibration import Estimates, table
 from runtime.types import TraceEvent
 
 
-def test_what_is_learned_first_does_not_count_and_tenths_are_by_measured_time() -> None:
+def test_what_is_learned_first_does_not_count() -> None:
     learning = [(100.0, 1.0)] * 3
     pairs = [(1.1 * seconds, seconds) for seconds in (float(at) for at in range(20, 0, -1))]
     figures = table([*learning, *pairs], learning=3)
     assert figures["count"] == 20
     assert figures["median_error"] == pytest.approx(0.1) and figures["bias"] == pytest.approx(0.1)
-    assert [each["measured_ms"] for each in figures["tenths"]] == [1000 * (2 * at + 1.5) for at in range(10)]
-    assert {each["estimate_over_measured"] for each in figures["tenths"]} == {1.1}
+    for tenths in (figures["tenths_by_estimate"], figures["tenths_by_measured"]):
+        assert [each["measured_ms"] for each in tenths] == [1000 * (2 * at + 1.5) for at in range(10)]
+        assert {each["estimate_over_measured"] for each in tenths} == {1.1}
+
+
+def test_of_equal_estimates_only_the_tenths_by_measured_time_differ() -> None:
+    pairs = [(1.0, 0.5 + (7 * at % 20) / 20) for at in range(20)]
+    figures = table([*pairs, *((10.0, 10 * seconds) for _, seconds in pairs)], learning=0)
+    ratios = {
+        by: [each["estimate_over_measured"] for each in figures[f"tenths_by_{by}"]] for by in ("estimate", "measured")
+    }
+    assert max(ratios["measured"]) > 1.7 and max(ratios["estimate"]) < 1.5
 
 
 def test_too_long_and_too_short_cancel_in_the_bias_only() -> None:

@@ -7,10 +7,13 @@ unload.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.stages.host_tier import HostTier
 from runtime.agent.stages.unloading import UnloadingStages
 from runtime.chains import Stage
-from runtime.control.agent_io import AgentCommand, DropStage, LoadStage, Send, StageFailed, StageLoaded
+from runtime.control.agent_io import AgentCommand, DropStage, HostChanged, LoadStage, Send, StageFailed, StageLoaded
 from runtime.kv.pages import pages_for
 from runtime.messages import SCHEDULER, LoadStages, StageLoadFailed, StageReady, UnloadStages
 from runtime.policy.batching.step import Blocks
@@ -33,6 +36,7 @@ class StageTable:
         self._ordered: dict[str, int] = {}
         self._loaded_last = 0
         self._limits: dict[str, int] = {}
+        self._host = HostTier(device)
         self.specs: dict[str, ModelSpec] = {}
         #: Blocks of each stage and row limits of blocks, for the batching policy.
         self.blocks = Blocks(self._blocks, self._limits)
@@ -51,7 +55,9 @@ class StageTable:
         """Return the block that rows of a stage wait for: its first one."""
         return self._blocks.get(stage, (stage,))[0]
 
-    def handle(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed, now: int) -> list[AgentCommand]:
+    def handle(
+        self, event: LoadStages | UnloadStages | StageLoaded | StageFailed | HostChanged, now: int
+    ) -> list[AgentCommand]:
         match event:
             case LoadStages():
                 return self._load(event, now)
@@ -70,10 +76,18 @@ class StageTable:
                     self._blocks.pop(event.stage.id, None)
                     return [DropStage(event.stage), Send(SCHEDULER, StageLoadFailed(self._device, event.stage, why))]
                 self.specs[event.stage.id] = event.spec
-                return [Send(SCHEDULER, StageReady(self._device, event.stage, event.spec, event.nbytes, took))]
+                disk, host = -1, 0
+                if (brought := event.brought) is not None:
+                    self._host.add_units(event.stage.id, brought.units)
+                    disk, host = brought.disk, brought.host
+                ready = StageReady(self._device, event.stage, event.spec, event.nbytes, took, disk, host)
+                return [Send(SCHEDULER, ready), *self._host.change(event.host)]
+            case HostChanged():
+                return [*self._host.change(event.units, event.dropped)]
             case StageFailed():
                 self._work_on(event.stage, now)
                 self._blocks.pop(event.stage.id, None)
+                self._host.cancel_stage(event.stage.id)
                 return [Send(SCHEDULER, StageLoadFailed(self._device, event.stage, event.reason))]
 
     def _too_small(self, spec: ModelSpec) -> str | None:
@@ -90,8 +104,11 @@ class StageTable:
         return max(now - began, 0)
 
     def _load(self, order: LoadStages, now: int) -> list[AgentCommand]:
-        for stage, blocks in zip(order.stages, order.blocks, strict=True):
+        for stage, blocks, counts in zip(
+            order.stages, order.blocks, order.counts or repeat(()), strict=bool(order.counts)
+        ):
             self._blocks[stage.id] = blocks
+            self._host.expect_stage(stage, blocks, counts)
             self._ordered[stage.id] = now
             for block in blocks:
                 self._limits.setdefault(block, self._max_rows)

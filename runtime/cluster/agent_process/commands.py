@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from runtime.chains import Array, Preparing, Stage, StageEngine
+from runtime.chains import Array, Preparing, Stage, StageEngine, Tiered
 from runtime.cluster.agent_process.stage_loader import StageLoader
 from runtime.cluster.errors import public
 from runtime.control.agent_io import (
@@ -24,6 +24,7 @@ from runtime.control.agent_io import (
     AgentCommand,
     AgentEvent,
     DropStage,
+    HostChanged,
     LoadStage,
     PagesWritten,
     ReadPages,
@@ -64,7 +65,7 @@ class CommandExecutor:
                 self._loads += 1
             case DropStage():
                 self._drops.append((self._loads, command.stage))
-                self._drop_due()
+                return self._drop_due()
             case ReturnPages():
                 self._engine.return_pages(command.pages)
             case ReadPages():
@@ -85,13 +86,20 @@ class CommandExecutor:
         for stage in () if self.loader is None else self.loader.drain_ready():
             events.append(self._load(stage))
             self.preparing -= 1
-            self._drop_due()
+            if (changed := self._drop_due()) is not None:
+                events.append(changed)
         return events
 
-    def _drop_due(self) -> None:
-        """Drop the stages that no earlier load keeps waiting."""
+    def _drop_due(self) -> HostChanged | None:
+        """Drop the stages that no earlier load keeps waiting; return the event, if the engine tells of one."""
+        dropped: list[str] = []
         while self._drops and self._drops[0][0] <= self._loads - self.preparing:
-            self._engine.unload(self._drops.popleft()[1])
+            stage = self._drops.popleft()[1]
+            self._engine.unload(stage)
+            dropped.append(stage.id)
+        if dropped and isinstance(self._engine, Tiered):
+            return HostChanged(tuple(dropped), self._engine.host_changes())
+        return None
 
     def _load(self, stage: Stage) -> AgentEvent:
         try:
@@ -101,7 +109,10 @@ class CommandExecutor:
         except Exception as error:
             _log.warning("%s could not be loaded", stage.id, exc_info=True)
             return StageFailed(stage, public(error))
-        return StageLoaded(stage, spec, self._engine.memory().weights)
+        engine = self._engine
+        if not isinstance(engine, Tiered):
+            return StageLoaded(stage, spec, engine.memory().weights)
+        return StageLoaded(stage, spec, engine.memory().weights, engine.loaded_units(stage), engine.host_changes())
 
     def _read_pages(self, command: ReadPages) -> None:
         self._send_sealed(command.to, command.message, self._engine.read_pages(command.pages))

@@ -217,6 +217,7 @@ class AgentLoop:
                 tensor_transport="" if self._directed is None else self._directed.process_group,
                 lacks=tuple(sorted(engine.lacks)),
                 budget=settings.budget,
+                fetch_sets=self._agent.fetch_sets,
             ),
         )
 

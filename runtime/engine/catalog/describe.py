@@ -81,7 +81,7 @@ def describe_chain(
         domain = digest_of(["kv", upstream, str(found.dtype)])
         into = found.widths[lo] * found.dtype.itemsize if lo else 0
         uses.append(BlockUse(block, lo, hi, attends, domain, sizes.adapters(components), into))
-        blocks.append(Block(block, sizes.weights(components), attends, sizes.tables(components)))
+        blocks.append(Block(block, sizes.weights(components), attends, sizes.tables(components), hi - lo))
     version = version_of(manifest, found.dtype)
     spec = spec if serve_as is None else replace(spec, name=serve_as)
     # Two models with the same components are two chains: each is loaded and requested under its own name.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.chains import Array, Lack, LaunchedStep, Likeness, Stage, StageResult, StepRunner
+from runtime.chains import Array, Lack, LaunchedStep, Likeness, LoadedUnits, Stage, StageResult, StepRunner
 from runtime.config import AheadChoice, DirectConfig, EngineConfig
 from runtime.engine.attention.varlen import page_multiple
 from runtime.engine.executors.device import enter_device, pool_bytes
@@ -116,6 +116,14 @@ class StagedEngine:
     def prepare(self, stage: Stage) -> None:
         """Prepare the load of a stage (`runtime.chains.Preparing`)."""
         self._registry.prepare(stage)
+
+    def loaded_units(self, stage: Stage) -> LoadedUnits:
+        """Return what the load of a stage brought (`runtime.chains.Tiered`). Raises KeyError if it is not loaded."""
+        units, found = self._registry.models[stage.id].units, self._registry.units.tiers.of_load(stage.id)
+        return LoadedUnits(tuple(unit.digest for unit in units), found.disk, found.host)
+
+    def host_changes(self) -> Mapping[str, int]:
+        return self._registry.units.host_changes()
 
     def unload(self, stage: Stage) -> None:
         """Drop a stage and free what no other stage uses. Raises NotFound."""

@@ -33,6 +33,7 @@ from runtime.engine.layers.operations import NativeOperations, Operations, Stock
 from runtime.engine.layers.packed_weights import PackedWeights
 from runtime.engine.layers.rotary import looked_up
 from runtime.engine.models.idle_units import KEPT, IdleUnits
+from runtime.engine.models.load_tiers import LoadTiers
 from runtime.engine.step.context import PagedMaker
 from surgery.chains.plan import ChainLink
 from surgery.families.table import FAMILIES
@@ -119,6 +120,7 @@ class ComponentPool:
     attention: PagedMaker = field(init=False)
     programs: Programs = field(init=False)
     idle: IdleUnits = field(init=False)
+    tiers: LoadTiers = field(default_factory=LoadTiers)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -135,16 +137,19 @@ class ComponentPool:
         """Return whether models of this dtype have float32 activations (`engine.layers.mixed_precision`)."""
         return self.mixed and dtype == torch.bfloat16
 
-    def acquire(self, component: Component, link: ChainLink, skeletons: Skeletons) -> SharedComponent:
+    def acquire(self, component: Component, link: ChainLink, skeletons: Skeletons, stage: str = "") -> SharedComponent:
         """Return the unit of a component and count one more user; build it on first use.
 
-        `link` is the place of the component's modules in `skeletons`, in case it must be built.
+        `link` is the place of the component's modules in `skeletons`, in case it must be built. `stage`: the one that
+        is being loaded.
         """
         digest = component.base_digest
         with self._lock:
             unit = self.units.get(digest)
             if unit is None:
-                unit = self.units[digest] = self.idle.take_unit(digest) or self._load(component, link, skeletons)
+                kept = self.idle.take_unit(digest)
+                unit = self.units[digest] = kept or self._load(component, link, skeletons)
+                self.tiers.record_use(stage, digest, self.idle.size(unit), built=kept is None)
                 self.programs.clear()
             unit.users += 1
             return unit
@@ -161,11 +166,18 @@ class ComponentPool:
             self.idle.pin(stage, digest)
             if digest not in self.units and digest not in self.idle:
                 self._free(self.idle.add(self._load(component, link, skeletons)))
+                self.tiers.record_build(stage, digest)
 
     def end_preparation(self, stage: str) -> None:
         """Free what was prepared for a stage and is not in use, but for what is kept anyway."""
         with self._lock:
             self._free(self.idle.unpin(stage))
+            self.tiers.end_load(stage)
+
+    def host_changes(self) -> dict[str, int]:
+        """Return the bytes of units that came to host memory or left it since the last call, by digest; 0: left."""
+        with self._lock:
+            return self.idle.drain_changes()
 
     def release(self, unit: SharedComponent) -> None:
         """Count one user less; drop a unit without users and release its tensors."""

@@ -34,6 +34,7 @@ class IdleUnits:
         self._units: OrderedDict[str, SharedComponent] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._pins: dict[str, set[str]] = {}
+        self._changed: set[str] = set()
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._units
@@ -52,13 +53,21 @@ class IdleUnits:
         if unit.kind not in KEPT:
             return [unit]
         self._units[unit.digest] = unit
-        self._sizes[unit.digest] = self._size(unit)
+        self._sizes[unit.digest] = self.size(unit)
+        self._changed.add(unit.digest)
         return self._drop_excess()
 
     def take_unit(self, digest: str) -> SharedComponent | None:
         """Remove and return a unit, None if it is not here."""
+        if digest in self._units:
+            self._changed.add(digest)
         self._sizes.pop(digest, None)
         return self._units.pop(digest, None)
+
+    def drain_changes(self) -> dict[str, int]:
+        """Return the bytes of each unit that came or went since the last call, by digest; 0 for those that are gone."""
+        changed, self._changed = self._changed, set()
+        return {digest: self._sizes.get(digest, 0) for digest in changed}
 
     @property
     def nbytes(self) -> int:
@@ -79,8 +88,10 @@ class IdleUnits:
                 break
             held -= self._sizes.pop(digest)
             gone.append(self._units.pop(digest))
+            self._changed.add(digest)
         return gone
 
-    def _size(self, unit: SharedComponent) -> int:
+    def size(self, unit: SharedComponent) -> int:
+        """Return the bytes of a unit, shared tensors included."""
         tensors = sum(map(self._pool.nbytes_of, unit.tensors)) + sum(map(self._packs.nbytes_of, unit.packs))
         return tensors + unit.private_bytes

@@ -55,7 +55,7 @@ def load_model(
         own = part_of(manifest, part)
         links, widths = links[part.lo : part.hi], widths[part.lo : part.hi]
     keys = adapter_keys(own)
-    held = _acquire(own, ChainPlan(found.plan.sources, links), keys, units, executor)
+    held = _acquire(own, ChainPlan(found.plan.sources, links), keys, units, executor, "" if part is None else part.id)
     try:
         indices = kv_indices(held)
         layers = sum(index is not None for index in indices)
@@ -89,14 +89,19 @@ def _skeletons(plan: ChainPlan, units: ComponentPool, executor: Executor) -> Ske
 
 
 def _acquire(
-    manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: ComponentPool, executor: Executor
+    manifest: ModelManifest,
+    plan: ChainPlan,
+    keys: Sequence[str | None],
+    units: ComponentPool,
+    executor: Executor,
+    stage: str,
 ) -> list[SharedComponent]:
     """Acquire the chain's units and attach the model's adapter parts; release all of them if one fails."""
     skeletons = _skeletons(plan, units, executor)
     held: list[SharedComponent] = []
     try:
         for placed, link, key in zip(manifest.components, plan.links, keys, strict=True):
-            held.append(units.acquire(placed.component, link, skeletons))
+            held.append(units.acquire(placed.component, link, skeletons, stage))
             if placed.component.adapter is not None and key is not None:
                 attach(held[-1], placed.component.adapter, key, units.pool)
     except BaseException:

@@ -75,6 +75,7 @@ class ModelRegistry:
             with self._store.catalog.reading() as catalog:
                 known = catalog.resolve(name) if part is None else part.id
                 if known in self.models:
+                    self.units.end_preparation(known)
                     return self.models[known]
                 stored, chain = read_model(catalog, name)
             manifest = manifest_for(stored, self._config.weight_sharing)

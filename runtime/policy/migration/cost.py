@@ -1,9 +1,12 @@
 """Estimate how long a sequence's K and V take to move, and decide when the migration ends (BL-16).
 
-    T = min over m of max( front(m), (P - m) * copy + m * inputs )        P page sets in all, m of them recomputed
+    T = min over m of max( front(m), (P - m) * copy + turns(P - m) * turn + m * inputs )
+                                                                P page sets in all, m of them recomputed
 
     front(m)  time to recompute m page sets in chunks, each at the context before it, upstream work included
     copy      time of a page set over the link; infinite without a link
+    turns(k)  how often the back waits for an answer until k page sets are copied (`pace.copy_turns`)
+    turn      what such a wait takes beside the link: source and destination answer between two steps of their own
     inputs    time over the link of the hidden states that a page set is recomputed from; 0 if from token ids
 
 Recomputing a block needs its input for the whole context. At the start of a chain these are token ids. Elsewhere the
@@ -20,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from runtime.policy.migration.pace import copy_turns
+
 #: (context before the chunk, tokens of the chunk) -> seconds. Never less for more tokens.
 ChunkSeconds = Callable[[int, int], float]
 
@@ -33,6 +38,8 @@ class Costs:
         copy_group: Seconds to copy a page set; infinite without a link.
         upstream: Seconds that preceding blocks take for a chunk; None if they need not run.
         inputs_group: Seconds that the cached inputs of a page set take over the link.
+        copy_turn: Seconds of a turn of the back.
+        fetch_sets: Most page sets of a turn.
     """
 
     page_tokens: int
@@ -41,6 +48,8 @@ class Costs:
     copy_group: float = math.inf
     upstream: ChunkSeconds | None = None
     inputs_group: float = 0.0
+    copy_turn: float = 0.0
+    fetch_sets: int = 8
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1 or self.chunk_tokens < 1 or not self.copy_group >= 0 or not self.inputs_group >= 0:
@@ -58,7 +67,10 @@ class Costs:
 
     def back(self, groups: int) -> float:
         """Return the seconds to copy `groups` page sets; 0 for none, even without a link."""
-        return groups * self.copy_group if groups else 0.0
+        if not groups:
+            return 0.0
+        turns = copy_turns(groups, self.fetch_sets) * self.copy_turn if self.copy_turn else 0.0
+        return groups * self.copy_group + turns
 
     def link(self, copied: int, recomputed: int) -> float:
         """Return the seconds that the link is busy."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 
@@ -43,6 +44,19 @@ class MigrationPace:
         if self.front is None or self.back is None:
             return most
         return min(most, int(tokens * self.back / max(self.front + self.back, 1.0)))
+
+
+@lru_cache(maxsize=4096)
+def copy_turns(groups: int, most: int) -> int:
+    """Return how many answers the back waits for, one after another, until `groups` page sets are copied.
+
+    As in `MigrationPace.ahead` it has half of what is left for it under way at once, at most `most` page sets.
+    """
+    turns = 0
+    while groups > 0:
+        groups -= max(1, min(most, groups // 2))
+        turns += 1
+    return turns
 
 
 class PaceMemory:

@@ -150,7 +150,7 @@ class VariantChooser:
         transfer = sum(times.hop_seconds(one == other, nbytes) for one, other in pairwise(servers))
         swaps: dict[str, float] = {}
         for device, sizes, own in self._lacks(chain, path):
-            swaps[device] = swaps.get(device, 0.0) + times.load_seconds(device, sizes, own)
+            swaps[device] = swaps.get(device, 0.0) + times.loads.seconds(device, sizes, own)
         return transfer, max(swaps.values(), default=0.0)
 
     def _by_reading(self, chain: Chain) -> bool:

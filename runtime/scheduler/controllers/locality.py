@@ -68,7 +68,9 @@ class LocalityController:
         cluster = self._cluster(now)
         if not cluster.pairs:
             return
-        costs = replace(self._costs, crossing=self._crossing() + self._wait(), nbyte=self._state.times.seconds_per_byte)
+        costs = replace(
+            self._costs, crossing=self._crossing() + self._wait(), nbyte=self._state.times.loads.seconds_per_byte
+        )
         found = rearrange(cluster, costs, now, _EFFORT)
         weights = {"before": found.before.weight, "after": found.after.weight}
         self._todo.extend(_Planned(move, now + self._patience, weights) for move in found.moves)

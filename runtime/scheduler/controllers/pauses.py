@@ -68,7 +68,7 @@ class Pauses:
         target = self._roomier(short, tuple(use.block for use in uses), pages)
         if target is None:
             return
-        needed = move_seconds(self._state, sequence, uses, short.name, copy=True, recompute=True)
+        needed = move_seconds(self._state, sequence, uses, short.name, target.name, copy=True, recompute=True)
         seen = foresee(waiting, int(needed * 1e9), now)
         if not seen.migrate:
             self._again[sequence.seq] = seen.again or now

@@ -53,12 +53,14 @@ class DeviceFacts:
         pid: Process of its agent there, 0 if it has none.
         inputs: Bytes of stage inputs that it keeps, for migrations.
         lacks: What its engine cannot do.
+        fetch_sets: Page sets of a migration to it that are under way at once.
     """
 
     server: str = ""
     pid: int = 0
     inputs: int = 0
     lacks: tuple[Lack, ...] = ()
+    fetch_sets: int = 8
 
 
 @dataclass(slots=True)
@@ -336,7 +338,7 @@ class Devices:
         A device that was known before is empty, and keeps its planned blocks and wanted stages.
         """
         known = self._devices.get(ready.device)
-        facts = DeviceFacts(ready.server, ready.pid, ready.activation_cache_bytes, ready.lacks)
+        facts = DeviceFacts(ready.server, ready.pid, ready.activation_cache_bytes, ready.lacks, ready.fetch_sets)
         made = Device(ready.device, facts, _pages_of(ready), Plan(ready.weights))
         if known is not None:
             made.plan = Plan(ready.weights, known.plan.blocks, known.plan.nbytes)

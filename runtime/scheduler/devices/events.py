@@ -79,7 +79,7 @@ class DeviceEvents:
         state.tell.fault(now, 0, f"{down.device} is gone: {down.reason}")
         state.devices.down(down.device)
         self._overdue.remove_device(down.device)
-        state.times.remove_device(down.device)
+        state.times.loads.remove_device(down.device)
         state.out.remove_device(down.device)
         for other in state.devices:
             if other.alive:
@@ -140,7 +140,7 @@ class DeviceEvents:
 
     def loaded(self, loaded: StageReady, now: int) -> None:
         """Record that a stage is loaded."""
-        self._state.times.end_load(now, loaded.device, loaded.stage, loaded.took / 1e9)
+        self._state.times.end_load(now, loaded.device, loaded.stage, loaded.took / 1e9, loaded.disk, loaded.host)
         device = self._state.devices[loaded.device]
         device.stages.gained(loaded.stage, loaded.spec)
         device.stages.nbytes = loaded.nbytes

@@ -11,15 +11,22 @@ from collections.abc import Collection, Sequence
 from runtime.chains import BlockUse
 from runtime.messages import MigrationReady
 from runtime.policy.migration.cost import ChunkSeconds
+from runtime.policy.migration.pace import copy_turns
 from runtime.scheduler.migration.migration import Migration
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 
 def move_seconds(
-    state: ClusterState, sequence: ScheduledSequence, uses: Sequence[BlockUse], source: str, copy: bool, recompute: bool
+    state: ClusterState,
+    sequence: ScheduledSequence,
+    uses: Sequence[BlockUse],
+    source: str,
+    target: str,
+    copy: bool,
+    recompute: bool,
 ) -> float:
-    """Return the time until K and V of a sequence's blocks on `source` are elsewhere.
+    """Return the time until K and V of a sequence's blocks on `source` are on `target`.
 
     Args:
         copy: Whether pages are copied.
@@ -29,9 +36,10 @@ def move_seconds(
     width = sequence.chain.spec.page_tokens
     nbytes = sum(use.kv_layers for use in uses) * state.devices[source].pages.page_bytes
     again = _recompute_seconds(state, blocks, assume=not copy) if recompute else None
+    sets = state.devices[target].facts.fetch_sets
     return state.times.move_seconds(
-        sequence.computed, width, state.config.prefill_chunk, nbytes if copy else None, again
-    )  # fmt: skip
+        sequence.computed, width, state.config.prefill_chunk, nbytes if copy else None, again, sets
+    )
 
 
 def record_move(state: ClusterState, move: Migration, event: MigrationReady, now: int) -> None:
@@ -40,7 +48,9 @@ def record_move(state: ClusterState, move: Migration, event: MigrationReady, now
         return
     times, chunk = state.times, state.config.prefill_chunk
     if event.nbytes and event.copying:
-        times.add_copy(event.nbytes, event.copying / 1e9)
+        width, sets = move.sequence.spec.page_tokens, state.devices[move.target].facts.fetch_sets
+        copied = sum(-(-hi // width) - lo // width for lo, hi in event.copied)
+        times.add_copy(copy_turns(copied, sets), event.nbytes, event.copying / 1e9)
     if event.recomputed and event.recomputing and not event.activation_bytes:
         chunks = [min(chunk, hi - at) for lo, hi in event.recomputed for at in range(lo, hi, chunk)]
         weights = _weights(state, move.chain.blocks(move.part.lo, move.part.hi))

@@ -116,7 +116,7 @@ class Migrations:
             return f"no room for its pages on {target}"
         move.began = now
         move.estimate = move_seconds(
-            self._state, sequence, [chain.uses[at] for at in blocks], part.device, copy, move.recompute
+            self._state, sequence, [chain.uses[at] for at in blocks], part.device, target, copy, move.recompute
         )
         self.moves.begin(move)
         self._trace_move(now, "kv.move.start", move)

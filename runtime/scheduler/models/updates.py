@@ -251,7 +251,7 @@ class ModelUpdates:
             any(other.version == chain.version for other in kept),
         )
         state.router.remove_blocks(forgotten, "" if served else chain.version)
-        state.times.remove_blocks(forgotten)
+        state.times.loads.remove_blocks(forgotten)
         if not served:
             state.used_paths.remove_version(chain.version)
         state.tell.version(now, "model.drop", chain)

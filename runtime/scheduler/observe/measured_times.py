@@ -1,8 +1,7 @@
 """Keep what hops, loads and moves cost on this cluster, learned while it serves, and how far estimates were off.
 
     hop     a row's hidden states from one device to another that waits for them      (server boundary, bytes)
-    load    a stage: bytes that a device gets for the first time, and bytes that it has had before, which the host's
-            memory may still hold
+    load    a stage, by the tier that its bytes come from (`load_times`)
     move    K and V of a sequence, copied from the back and recomputed from the front (BL-16)
 
 Each is a `policy.measured_cost.MeasuredCost`. Until there are outcomes, the links and loading times of `zoo profile`
@@ -15,9 +14,9 @@ Contract: it decides nothing. Callers are paths and variants (BL-13, BL-20, BL-2
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from runtime.chains import Stage
@@ -25,7 +24,8 @@ from runtime.config import ControlConfig
 from runtime.control.trace_events import TraceEvents
 from runtime.policy.measured_cost import MeasuredCost
 from runtime.policy.migration.cost import ChunkSeconds, Costs, finish_time
-from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile
+from runtime.policy.profiles import DeviceProfile, LinkProfile
+from runtime.scheduler.observe.load_times import LoadTimes
 
 Kind = Literal["hop", "load", "move", "request"]
 KINDS: tuple[Kind, ...] = ("hop", "load", "move", "request")
@@ -47,24 +47,6 @@ class EstimateOutcome:
     measured: float
 
 
-@dataclass(slots=True)
-class _Load:
-    """A load under way. `x`: 1, bytes that come for the first time, bytes that come again."""
-
-    estimate: float
-    x: tuple[float, float, float]
-    blocks: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _DeviceLoads:
-    """Loads of one device. `had`: blocks that it has had; `coming`: blocks on their way, by number of loads."""
-
-    had: set[str] = field(default_factory=set)
-    coming: Counter[str] = field(default_factory=Counter)
-    under_way: dict[Stage, _Load] = field(default_factory=dict)
-
-
 class MeasuredTimes:
     """Learned costs of one cluster.
 
@@ -83,11 +65,10 @@ class MeasuredTimes:
             True: MeasuredCost(_points(link, config.bandwidth, 0.0 if link is not None else crossing)),
             False: MeasuredCost(_points(link, config.bandwidth, crossing)),
         }
-        blocks = () if profile is None else profile.blocks
-        self._load = MeasuredCost([*_first_loads(blocks, config.bandwidth), ((1.0, 0.0, 1e8), 1e8 / config.bandwidth)])
+        #: What loads cost.
+        self.loads = LoadTimes(() if profile is None else profile.blocks, config.bandwidth)
         self._copy = MeasuredCost(copies)
         self._recompute = MeasuredCost([((1.0, _RECOMPUTE), 1.0)])
-        self._loads: dict[str, _DeviceLoads] = {}
         self._outcomes: dict[Kind, deque[EstimateOutcome]] = {kind: deque(maxlen=_KEPT) for kind in KINDS}
 
     # -- hops ----------------------------------------------------------------------------------------------------------
@@ -103,76 +84,24 @@ class MeasuredTimes:
 
     # -- loads ---------------------------------------------------------------------------------------------------------
 
-    def load_seconds(self, device: str, sizes: Mapping[str, int], own: int = 0) -> float:
-        """Return the time to load blocks that a device lacks, by their bytes, and `own` bytes of adapters.
-
-        Loads under way come first; what they bring is not counted again.
-        """
-        loads = self._loads.get(device)
-        missing = {block: size for block, size in sizes.items() if loads is None or not loads.coming[block]}
-        return self._pending(loads) + self._load.at(self._load_of(device, missing, own))
-
-    def load_delay(self, device: str) -> float:
-        """Return the time until a load's first byte comes: loads under way, and the fixed part of a load."""
-        return self._pending(self._loads.get(device)) + self._load.coefficients[0]
-
-    def block_load_seconds(self, device: str, block: str, nbytes: int) -> float:
-        """Return the time that the bytes of one block take to a device, 0 if they are on their way."""
-        loads = self._loads.get(device)
-        if loads is not None and loads.coming[block]:
-            return 0.0
-        _, first, again = self._load.coefficients
-        return nbytes * (again if loads is not None and block in loads.had else first)
-
-    @staticmethod
-    def _pending(loads: _DeviceLoads | None) -> float:
-        return 0.0 if loads is None else sum(each.estimate for each in loads.under_way.values())
-
-    def begin_load(self, device: str, stage: Stage, sizes: Mapping[str, int], own: int, there: Collection[str]) -> None:
-        """Record that a stage is requested. `there`: blocks that are loaded already."""
-        loads = self._loads.setdefault(device, _DeviceLoads())
-        missing = {block: size for block, size in sizes.items() if block not in there and not loads.coming[block]}
-        x = self._load_of(device, missing, own)
-        loads.under_way[stage] = _Load(self._load.at(x), x, tuple(sizes))
-        loads.coming.update(sizes.keys())
-
-    def end_load(self, now: int, device: str, stage: Stage, seconds: float | None) -> None:
-        """Record that a stage is loaded, after `seconds` of work for it alone; None: it could not be loaded."""
-        loads = self._loads.get(device)
-        load = None if loads is None else loads.under_way.pop(stage, None)
-        if loads is None or load is None:
-            return
-        loads.coming.subtract(load.blocks)
-        loads.coming = +loads.coming
-        if seconds is not None:
-            loads.had.update(load.blocks)
-            self._add(now, "load", load.estimate, seconds)
-            self._load.add(load.x, seconds)
-
-    def remove_device(self, device: str) -> None:
-        """Forget the loads of a device that has died."""
-        self._loads.pop(device, None)
-
-    def remove_blocks(self, blocks: Collection[str]) -> None:
-        """Forget blocks that no chain has any more."""
-        for loads in self._loads.values():
-            loads.had.difference_update(blocks)
-
-    @property
-    def seconds_per_byte(self) -> float:
-        """Time to load one byte that a device has not had."""
-        return self._load.coefficients[1]
-
-    def _load_of(self, device: str, sizes: Mapping[str, int], own: int) -> tuple[float, float, float]:
-        """Return the coordinates of a load: 1, bytes that come for the first time, bytes that come again."""
-        had = self._loads[device].had if device in self._loads else ()
-        again = sum(size for block, size in sizes.items() if block in had)
-        return 1.0, float(sum(sizes.values()) - again + own), float(again)
+    def end_load(
+        self, now: int, device: str, stage: Stage, seconds: float | None, disk: int = -1, host: int = 0
+    ) -> None:
+        """Record that a stage is loaded, as `LoadTimes.end`, with its estimate beside the outcome."""
+        estimate = self.loads.end(device, stage, seconds, disk, host)
+        if estimate is not None and seconds is not None:
+            self._add(now, "load", estimate, seconds)
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def move_seconds(
-        self, tokens: int, page_tokens: int, chunk: int, set_bytes: float | None, recompute: ChunkSeconds | None
+        self,
+        tokens: int,
+        page_tokens: int,
+        chunk: int,
+        set_bytes: float | None,
+        recompute: ChunkSeconds | None,
+        fetch_sets: int = 8,
     ) -> float:
         """Return the time until K and V of `tokens` tokens are at another device (BL-16).
 
@@ -181,11 +110,13 @@ class MeasuredTimes:
             chunk: Tokens that are recomputed in one step.
             set_bytes: Bytes of a page set on the link; None: nothing is copied.
             recompute: Time of a chunk at the destination; None: nothing is recomputed.
+            fetch_sets: Page sets that the destination has under way at once.
         """
-        fixed, rate = self._copy.coefficients
-        costs = Costs(page_tokens, chunk, recompute, math.inf if set_bytes is None else rate * set_bytes)
-        meeting = finish_time(tokens, costs)
-        return meeting.seconds + (fixed if meeting.tokens < tokens else 0.0)  # the fixed part is that of a copy
+        turn, rate = self._copy.coefficients
+        copy = math.inf if set_bytes is None else rate * set_bytes
+        return finish_time(
+            tokens, Costs(page_tokens, chunk, recompute, copy, copy_turn=turn, fetch_sets=fetch_sets)
+        ).seconds
 
     @property
     def knows_recompute(self) -> bool:
@@ -200,9 +131,9 @@ class MeasuredTimes:
 
         return seconds
 
-    def add_copy(self, nbytes: int, seconds: float) -> None:
-        """Add the time that `nbytes` of K and V took to be copied."""
-        self._copy.add((1.0, nbytes), seconds)
+    def add_copy(self, turns: int, nbytes: int, seconds: float) -> None:
+        """Add the time that `nbytes` of K and V took to be copied, in so many turns of source and destination."""
+        self._copy.add((float(turns), nbytes), seconds)
 
     def add_recompute(self, chunks: Sequence[int], weights: int, seconds: float) -> None:
         """Add the time that chunks of so many tokens took to be recomputed through `weights` bytes."""
@@ -237,9 +168,3 @@ def _points(link: LinkProfile | None, rate: float, fixed: float) -> list[tuple[t
     if link is None:
         return [((1.0, size), fixed + size / rate) for size in _SIZES]
     return [((1.0, size), fixed + link.seconds(size)) for size in link.line.xs]
-
-
-def _first_loads(blocks: Iterable[BlockProfile], rate: float) -> list[tuple[tuple[float, float, float], float]]:
-    """Return points of loads from the profiles' loading times, or those of a rate in bytes per second."""
-    measured = [((1.0, float(each.nbytes), 0.0), each.load_seconds) for each in blocks if each.load_seconds > 0]
-    return measured[:_KEPT] or [((1.0, size, 0.0), size / rate) for size in (1e6, 1e8)]

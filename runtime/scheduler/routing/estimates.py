@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from runtime.chains import Chain
-from runtime.policy.profiles import BlockProfile, DeviceProfile, alike, chain_of
+from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, alike, chain_of
 from runtime.policy.routing.latency import Candidate, Latency, RowWork, latency_of
 from runtime.policy.routing.paths import PathCosts, by_latency
 from runtime.scheduler.devices.devices import Device
@@ -69,6 +69,11 @@ class LatencyEstimates:
             found = self._whole[chain.version] = chain_of(tables, chain.loaded_as, blocks)
         return found
 
+    def decode_of(self, block: str) -> Grid | None:
+        """Return the decode times of a block; None if it has no profile."""
+        found = self._profiles.get(block)
+        return None if found is None else found.decode
+
     def prefill_seconds(self, blocks: Sequence[str], tokens: int) -> float | None:
         """Return the time of a chunk of a prompt in these blocks; None if one of them has no profile."""
         found = [self._profiles.get(block) for block in blocks]
@@ -100,14 +105,14 @@ class LatencyEstimates:
             for device in some
             if use.block not in device.stages.warm
         )
-        waits = {name: self._times.load_delay(name) / count for name, count in lacking.items()}
+        waits = {name: self._times.loads.delay(name) / count for name, count in lacking.items()}
         made: list[dict[str, Latency]] = []
         for use, some in zip(chain.uses, candidates, strict=True):
             row = {device.name: self.estimate_block(use.block, device, tokens) for device in some}
             for device in some if lacking else ():
                 if use.block not in device.stages.warm:
                     nbytes = self._profiles[use.block].nbytes
-                    load = waits[device.name] + self._times.block_load_seconds(device.name, use.block, nbytes)
+                    load = waits[device.name] + self._times.loads.block_seconds(device.name, use.block, nbytes)
                     row[device.name] = replace(row[device.name], load=load)
             made.append(row)
         return made

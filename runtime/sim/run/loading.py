@@ -37,6 +37,10 @@ class Host:
     _kept: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     _held: int = 0
 
+    def has(self, piece: StepPiece) -> bool:
+        """Return whether a piece is in memory, or on its way there."""
+        return piece.name in self._kept
+
     def read(self, piece: StepPiece, now: int) -> int:
         """Return when a piece that is needed now is in memory, in ns; it is read from disk unless it is there."""
         known = self._kept.get(piece.name)
@@ -66,6 +70,7 @@ class FinishedLoad:
     Fields:
         nbytes: Bytes that came.
         ns: How long they took.
+        disk: Bytes among them that were read from disk; `host`: that memory still had.
         error: Why it is not loaded.
     """
 
@@ -74,6 +79,11 @@ class FinishedLoad:
     nbytes: int = 0
     ns: int = 0
     error: str = ""
+    disk: int = 0
+
+    @property
+    def host(self) -> int:
+        return self.nbytes - self.disk
 
 
 @dataclass(slots=True)
@@ -85,6 +95,7 @@ class Loader:
     _waiting: deque[Stage] = field(default_factory=deque)
     _pieces: deque[StepPiece] = field(default_factory=deque)
     _nbytes: int = 0
+    _disk: int = 0
     _began: int = 0
     _started: bool = False
 
@@ -109,9 +120,11 @@ class Loader:
             except NotFound as error:
                 return FinishedLoad(self._waiting.popleft(), error=str(error))
             self._nbytes, self._began, self._started = sum(piece.nbytes for piece in self._pieces), now, True
+            self._disk = 0
         if self._pieces:
             piece = self._pieces.popleft()
+            self._disk += 0 if self.host.has(piece) else piece.nbytes
             return self.host.copied(piece, self.host.read(piece, now))
         self._waiting.popleft()
         self._started = False
-        return FinishedLoad(stage, self.engine.load(stage), self._nbytes, now - self._began)
+        return FinishedLoad(stage, self.engine.load(stage), self._nbytes, now - self._began, disk=self._disk)

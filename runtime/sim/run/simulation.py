@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from runtime.agent.steps.queue import Lane
-from runtime.chains import Array
+from runtime.chains import Array, LoadedUnits
 from runtime.control.agent_io import (
     ActivationsVerified,
     AgentCommand,
@@ -174,6 +174,7 @@ class Simulation:
                 0,
                 node.agent.inputs,
                 budget=node.budget,
+                fetch_sets=node.agent.fetch_sets,
             )
         )
 
@@ -255,7 +256,10 @@ class Simulation:
                 self._handle_at_device(name, life, StageFailed(found.stage, found.error))
                 continue
             self.ledger.loaded(found.nbytes, found.ns)
-            self._handle_at_device(name, life, StageLoaded(found.stage, found.spec, node.engine.memory().weights))
+            loaded = StageLoaded(
+                found.stage, found.spec, node.engine.memory().weights, LoadedUnits((), found.disk, found.host)
+            )
+            self._handle_at_device(name, life, loaded)
         self._wake(name, node)
 
     def _report(self, name: str) -> None:

@@ -20,7 +20,9 @@ from runtime.messages import (
     ForwardRows,
     Heartbeat,
     HopAssigned,
+    HostWeights,
     LinkClosed,
+    LoadStages,
     Message,
     MigrationReady,
     Offer,
@@ -34,13 +36,16 @@ from runtime.messages import (
     RowsLost,
     RunRows,
     SpeculationResult,
+    StageReady,
 )  # fmt: skip
+from runtime.messages.to_scheduler import HOST_CHANGES
 from runtime.transport import wire
 from runtime.transport.delta import ForwardRowsDelta
 from runtime.transport.validate import WireError
 from runtime.transport.wire import Frame, OtherProtocol, decode, encode
-from runtime.types import Logprob, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
+from runtime.types import Logprob, ModelSpec, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
 
+SPEC = ModelSpec("m[0:3]", 1, 4, 64, 100)
 ROWS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
 TURNS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4), (4, 5), (True, False))
 PAIR = ForwardRows(("a", "b"), (1, 1), (1, 1), (0, 0), (1, 1), (True, True), (0, 0))
@@ -99,6 +104,9 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     ),
     (RowsLost("x", ("a",), (1,), "no pages", True), ()),
     (AgentStats("x", 1, 2, 3, 4, 5, (("block", 1),)), ()),
+    (LoadStages((Stage("m", 0, 3),), (("b", "c"),), counts=((1, 2),)), ()),
+    (HostWeights("x", (("block", 4096), ("other", 0))), ()),
+    (StageReady("x", Stage("m", 0, 3), SPEC, 100, 9, 60, 40), ()),
     (PeerList((("x", 1, "ipc:///x"),)), ()),
     (PeerList((("x", 1, "ipc:///x"), ("y", 2, "ipc:///y")), ("gloo/here", "")), ()),
     (AgentHello("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x", tensor_transport="gloo/here"), ()),
@@ -303,6 +311,13 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(AgentStats("x", 0, 0, 0, 0, -5, ()), []),
         lying(AgentHello("x", 1, "v", -1, 8, 0, "ipc://x"), []),
         lying(MigrationReady("x", 1, "a", (), (), -8), []),
+        lying(LoadStages((Stage("m", 0, 3),), (("b",),), counts=((0,),)), []),
+        lying(LoadStages((Stage("m", 0, 3),), (("b",),), counts=((3,), (1,))), []),
+        lying(HostWeights("x", (("block", -1),)), []),
+        lying(HostWeights("x", tuple((str(at), 1) for at in range(HOST_CHANGES + 1))), []),
+        lying(StageReady("x", Stage("m", 0, 3), SPEC, 100, 9, -2), []),
+        lying(StageReady("x", Stage("m", 0, 3), SPEC, 100, 9, 5, -1), []),
+        lying(AgentHello("x", 1, "v", 1, 8, 0, "ipc://x", fetch_sets=-1), []),
         lying(PageRequest(1, "a", 1, (0, 1), -4, 4, "x"), []),
         lying(PeerList((("x", 1, "ipc:///x"),), ("a", "b")), []),
         lying(AgentHello("x", 1, "v", 1, 8, 0, "ipc://x", tensor_transport="x" * 201), []),
@@ -320,7 +335,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         announced(Heartbeat(1), []),
         announced(PageData(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
     ],
-    ids=range(60),
+    ids=range(67),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):

@@ -129,7 +129,7 @@ def test_the_least_recently_used_units_go_first_and_the_limit_holds(family, read
     for name in ("llama", "wide"):
         engine.load(stage_of(family, name))
     units = engine._registry.units
-    sizes = {unit.digest: units.idle._size(unit) for unit in units.units.values() if unit.kind in ("attention", "ffn")}
+    sizes = {unit.digest: units.idle.size(unit) for unit in units.units.values() if unit.kind in ("attention", "ffn")}
     own = [unit.digest for unit in engine._registry.models[stage_of(family, "wide").id].units if unit.digest in sizes]
     units.idle._limit = limit = sum(sizes[digest] for digest in own) + 1
     engine.unload(stage_of(family, "llama"))
@@ -144,3 +144,45 @@ def test_a_stage_that_is_not_loaded_after_all_leaves_nothing(family):
     assert units.idle.nbytes
     units.end_preparation(stage_of(family, "llama").id)
     assert not units.idle.nbytes and not units.pool.nbytes and not units.packs.nbytes
+
+
+@WHOLE
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_load_tells_what_came_from_disk_and_what_host_memory_still_had(family, kernels, ahead):
+    """UN-04: the second load of a stage gets from host memory what it kept, and the rest from disk again."""
+    (engine,) = engines(family, 1, kernels=kernels, host_memory_bytes=LARGE)
+    stage = stage_of(family, "llama")
+
+    def load():
+        if ahead:
+            prepare(engine, stage)
+        engine.load(stage)
+        return engine.loaded_units(stage)
+
+    first = load()
+    assert len(first.units) == length(family, "llama") and not first.host
+    assert set(engine.host_changes().values()) <= {0}, "nothing waits in host memory"
+    engine.unload(stage)
+    kept = engine.host_changes()
+    assert set(kept) < set(first.units) and sum(kept.values()) < first.disk
+    second = load()
+    assert second.units == first.units and second.disk + second.host == first.disk
+    assert second.host == sum(kept.values()) > 0
+    assert engine.host_changes() == dict.fromkeys(kept, 0)
+
+
+def test_units_in_use_come_from_nowhere(family):
+    (engine,) = engines(family, 1)
+    engine.load(stage_of(family, "llama"))
+    engine.load(stage_of(family, "lora"))
+    found = engine.loaded_units(stage_of(family, "lora"))
+    assert (found.disk, found.host) == (0, 0)
+
+
+def test_what_leaves_host_memory_is_told(family):
+    (engine,) = engines(family, 1, host_memory_bytes=1)
+    stage = stage_of(family, "llama")
+    engine.load(stage)
+    engine.host_changes()
+    engine.unload(stage)
+    assert set(engine.host_changes().values()) <= {0}

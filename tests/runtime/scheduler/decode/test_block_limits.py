@@ -9,6 +9,9 @@ import pytest
 from runtime.agent.steps import round_trips
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
+from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
+from runtime.policy.routing.variants import DispatchLimits
+from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.types import StepPlan
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -86,3 +89,44 @@ def test_a_slot_is_kept_for_a_sequence_that_is_expected_back(monkeypatch: pytest
     assert entered_beside_running() == 0
     monkeypatch.setattr(round_trips, "countdown", lambda now, round_trip, slack: now)  # ends at once
     assert entered_beside_running() > 0
+
+
+def profiled(cluster_pages: int, batch_gain: float) -> tuple[VirtualCluster, dict[str, int]]:
+    """Run one model whose first block gains from eight rows at most, the second from four, by their profiles.
+
+    Returns the cluster, and the most rows of a step by the first component of the rows' stages.
+    """
+    most: dict[str, int] = {}
+
+    def costs(plan: StepPlan) -> int:
+        for row in plan.rows:
+            at = row.model.partition("[")[2].partition(":")[0]
+            most[at] = max(most.get(at, 0), sum(other.model == row.model for other in plan.rows))
+        return MS
+
+    first, second = (use.block for use in A.chain(*CUT).uses)
+    chunks = Line((1, 64), (0.001, 0.002))
+    knees = (Grid((1, 8, 64), (64,), ((0.01,), (0.01,), (0.08,))), Grid((1, 4, 64), (64,), ((0.01,), (0.01,), (0.16,))))
+    profiles = [BlockProfile(name, 1, knee, chunks, 0.0) for name, knee in zip((first, second), knees, strict=True)]
+    config = ClusterConfig(devices=2, placement="partition", batch_gain=batch_gain)
+    adaptation = VariantChoice((), DispatchLimits(), DeviceProfile("d", tuple(profiles), ()))
+    cluster = VirtualCluster(
+        [A], [CUT], devices=2, config=config, costs=costs, adaptation=adaptation, pages=cluster_pages
+    )
+    cluster.ask(*(request(f"s{at}", range(at % 5 + 1), "a", max_tokens=20) for at in range(12)))
+    cluster.run()
+    cluster.expect()
+    return cluster, most
+
+
+def test_a_block_takes_as_many_rows_as_its_profile_says() -> None:
+    _, limited = profiled(10_000, batch_gain=0.1)
+    assert limited == {"0": 8, "1": 4}, "two instances of one chain have different batches"
+    _, free = profiled(10_000, batch_gain=0.0)
+    assert free["0"] > 8 and free["1"] > 4
+
+
+def test_a_block_takes_no_more_rows_than_memory_holds() -> None:
+    width = A.spec.page_tokens
+    _, limited = profiled(3 * A.spec.kv_layers * -(-256 // width), batch_gain=0.1)
+    assert limited["1"] == 3, "three rows of 256 tokens, where the profile says four"

@@ -114,15 +114,17 @@ def test_moves_are_known_after_a_few() -> None:
     assert late[len(late) // 2] < 0.15
 
 
-def test_a_move_that_copies_nothing_has_no_fixed_part_of_a_copy() -> None:
-    fixed = 0.5
-    links = (LinkProfile("host", "process", Line((1.0, 1e6), (fixed, fixed + 1.0))),)
+def test_turns_of_both_agents_count_for_the_back_alone() -> None:
+    turn = 0.5
+    links = (LinkProfile("host", "process", Line((1.0, 1e6), (turn, turn + 1.0))),)
     times = MeasuredTimes(ControlConfig(), DeviceProfile("", (), links), TraceEvents(None, ""))
 
-    def seconds(tokens: int, recompute: float | None) -> float:
+    def seconds(tokens: int, recompute: float | None, sets: int = 8) -> float:
         front = None if recompute is None else lambda context, chunk: recompute * chunk
-        return times.move_seconds(tokens, 4, 8, 1e6, front)
+        return times.move_seconds(tokens, 4, 8, 1e6, front, sets)
 
     assert seconds(4, 0.01) == pytest.approx(0.04)
-    assert seconds(4, None) == pytest.approx(fixed + 1.0, rel=0.01)
-    assert seconds(16, 0.1) == pytest.approx(fixed + 1.2, rel=0.01)  # 12 tokens in front, and 4 from the back
+    assert seconds(4, None) == pytest.approx(turn + 1.0, rel=0.01)
+    assert seconds(16, 0.1) == pytest.approx(turn + 1.0, rel=0.01)  # 12 tokens in front meanwhile, in 1.2 s
+    assert seconds(64, None) == pytest.approx(5 * turn + 16.0, rel=0.01)  # 8, 4, 2, 1 and 1 page sets
+    assert seconds(64, None, sets=1) == pytest.approx(16 * turn + 16.0, rel=0.01)

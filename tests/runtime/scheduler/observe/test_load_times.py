@@ -1,0 +1,96 @@
+"""Loads are estimated by the tier that their bytes come from, per device (BL-21, UN-04)."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.chains import Stage
+from runtime.scheduler.observe.load_times import LoadTimes
+
+SIZE = 100_000_000
+SIZES = {"a": SIZE}
+DISK, HOST = 0.5, 0.02
+
+
+def load(times: LoadTimes, device: str, block: str, seconds: float, disk: int, host: int) -> float:
+    """Load a stage with one block, and return what was expected of it."""
+    stage = Stage(block, 0, 1)
+    times.begin(device, stage, {block: SIZE}, 0, ())
+    estimate = times.end(device, stage, seconds, disk, host)
+    assert estimate is not None
+    return estimate
+
+
+def learned(device: str = "d") -> LoadTimes:
+    """Return times of a device whose disk brings a block in .5 s, and whose host memory does in .02 s."""
+    times = LoadTimes((), 1e9)
+    for at in range(12):
+        load(times, device, f"new{at}", DISK, SIZE, 0)
+        times.keep(device, [(f"new{at}", SIZE)])
+        load(times, device, f"new{at}", HOST, 0, SIZE)
+        times.keep(device, [(f"new{at}", 0)])
+    return times
+
+
+def test_a_block_that_host_memory_keeps_is_expected_sooner() -> None:
+    times = learned()
+    assert times.seconds("d", SIZES) == pytest.approx(DISK, rel=0.1)
+    times.keep("d", [("a", SIZE)])
+    assert times.seconds("d", SIZES) == pytest.approx(HOST, rel=0.1)
+    assert times.host_bytes("d") == SIZE
+    times.keep("d", [("a", SIZE // 2)])
+    assert times.seconds("d", SIZES) == pytest.approx((DISK + HOST) / 2, rel=0.1)
+    times.keep("d", [("a", 0)])
+    assert times.seconds("d", SIZES) == pytest.approx(DISK, rel=0.1) and times.host_bytes("d") == 0
+
+
+def test_the_terms_of_a_path_follow_the_tier() -> None:
+    times = learned()
+    slow = times.block_seconds("d", "a", SIZE)
+    times.keep("d", [("a", SIZE)])
+    fast = times.block_seconds("d", "a", SIZE)
+    assert times.delay("d") + slow == pytest.approx(DISK, rel=0.1) and times.delay("d") + fast == pytest.approx(
+        HOST, rel=0.1
+    )
+
+
+def test_a_rate_is_learned_from_what_came_not_from_what_was_expected() -> None:
+    """Host memory had dropped what it was believed to keep: that load was one from disk."""
+    times = learned()
+    for at in range(8):
+        times.keep("d", [(f"gone{at}", SIZE)])
+        assert load(times, "d", f"gone{at}", DISK, SIZE, 0) == pytest.approx(HOST, rel=0.1)
+        times.keep("d", [(f"gone{at}", 0)])
+    times.keep("d", [("a", SIZE)])
+    assert times.seconds("d", SIZES) == pytest.approx(HOST, rel=0.1)
+
+
+def test_rates_are_kept_per_device_and_a_new_one_begins_with_those_of_all() -> None:
+    times = learned("d0")
+    assert times.seconds("d1", SIZES) == pytest.approx(DISK, rel=0.1)
+    for at in range(6):
+        load(times, "d1", f"b{at}", 4 * DISK, SIZE, 0)
+    assert times.seconds("d1", SIZES) == pytest.approx(4 * DISK, rel=0.1)
+    assert times.seconds("d0", SIZES) == pytest.approx(DISK, rel=0.1)
+
+
+def test_a_device_that_dies_has_nothing_in_host_memory() -> None:
+    times = learned()
+    times.keep("d", [("a", SIZE)])
+    times.remove_device("d")
+    assert times.seconds("d", SIZES) == pytest.approx(DISK, rel=0.1)
+
+
+def test_a_removed_block_is_forgotten() -> None:
+    times = learned()
+    times.keep("d", [("a", SIZE)])
+    times.remove_blocks(["a"])
+    assert times.host_bytes("d") == 0
+
+
+def test_without_a_report_the_load_counts_as_expected() -> None:
+    times = LoadTimes((), 1e9)
+    stage = Stage("m", 0, 1)
+    times.begin("d", stage, SIZES, 0, ())
+    assert times.end("d", stage, 0.3) == pytest.approx(0.1, rel=0.1)
+    assert times.seconds("d", {"b": SIZE}) == pytest.approx(0.3, rel=0.1)
