@@ -98,7 +98,7 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
                 len(estimates._whole),
                 len({key[0] for key in estimates._known}),
                 len(history._outcomes),
-                {name: len(loads.had) for name, loads in cluster.scheduler.times._loads.items()},
+                {name: len(loads.had) for name, loads in cluster.scheduler.times.loads._loads.items()},
             )
         )
 
