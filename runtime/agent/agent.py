@@ -156,6 +156,11 @@ class Agent:
         return self._config.fetch_window * self._config.max_inflight_fetches
 
     @property
+    def recompute_chunk(self) -> int:
+        """Tokens that a migration to this device recomputes at a time."""
+        return self._config.recompute_chunk
+
+    @property
     def busy(self) -> bool:
         """Whether a step is under way or rows wait for one."""
         return bool(self._steps.under_way) or bool(self._queue.rows) or bool(self._ahead.queue)

@@ -28,6 +28,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
         budget: Bytes of weights and pages together, where pages get what weights leave; 0: as many pages as
             `page_capacity`, whatever the weights take.
         fetch_sets: Page sets of a migration to it that are under way at once.
+        recompute_chunk: Tokens that a migration to it recomputes at a time.
     """
 
     device: str
@@ -44,6 +45,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
     lacks: tuple[Lack, ...] = ()
     budget: int = 0
     fetch_sets: int = 8
+    recompute_chunk: int = 64
 
 
 class StageReady(Message, frozen=True, tag=True, array_like=True):

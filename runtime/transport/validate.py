@@ -88,7 +88,7 @@ _NATURAL = {
 _COUNTS: dict[type[Message], tuple[str, ...]] = {
     **dict.fromkeys((RunRows, RowsDone), ("batch",)),
     ForwardRows: ("batch", "sent"),
-    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes", "budget", "fetch_sets"),
+    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes", "budget"),
     StageReady: ("nbytes", "took", "host"),
     MigrationReady: ("nbytes", "activation_bytes", "copying", "recomputing"),
     AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens"),
@@ -211,7 +211,8 @@ def _pages(message: PageData, arrays: Sequence[Array]) -> bool:
 
 
 def _ready(message: AgentHello, arrays: Sequence[Array]) -> bool:
-    return not arrays and len(message.tensor_transport) <= _MAX_RAIL
+    steps = min(message.fetch_sets, message.recompute_chunk)
+    return not arrays and len(message.tensor_transport) <= _MAX_RAIL and steps >= 1
 
 
 def _report(message: AgentStats, arrays: Sequence[Array]) -> bool:

@@ -7,8 +7,6 @@ unload.
 
 from __future__ import annotations
 
-from itertools import repeat
-
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.stages.host_tier import HostTier
 from runtime.agent.stages.unloading import UnloadingStages
@@ -104,9 +102,8 @@ class StageTable:
         return max(now - began, 0)
 
     def _load(self, order: LoadStages, now: int) -> list[AgentCommand]:
-        for stage, blocks, counts in zip(
-            order.stages, order.blocks, order.counts or repeat(()), strict=bool(order.counts)
-        ):
+        every = order.counts or ((),) * len(order.stages)
+        for stage, blocks, counts in zip(order.stages, order.blocks, every, strict=True):
             self._blocks[stage.id] = blocks
             self._host.expect_stage(stage, blocks, counts)
             self._ordered[stage.id] = now

@@ -218,6 +218,7 @@ class AgentLoop:
                 lacks=tuple(sorted(engine.lacks)),
                 budget=settings.budget,
                 fetch_sets=self._agent.fetch_sets,
+                recompute_chunk=self._agent.recompute_chunk,
             ),
         )
 

@@ -54,6 +54,7 @@ class DeviceFacts:
         inputs: Bytes of stage inputs that it keeps, for migrations.
         lacks: What its engine cannot do.
         fetch_sets: Page sets of a migration to it that are under way at once.
+        recompute_chunk: Tokens that a migration to it recomputes at a time.
     """
 
     server: str = ""
@@ -61,6 +62,7 @@ class DeviceFacts:
     inputs: int = 0
     lacks: tuple[Lack, ...] = ()
     fetch_sets: int = 8
+    recompute_chunk: int = 64
 
 
 @dataclass(slots=True)
@@ -338,7 +340,14 @@ class Devices:
         A device that was known before is empty, and keeps its planned blocks and wanted stages.
         """
         known = self._devices.get(ready.device)
-        facts = DeviceFacts(ready.server, ready.pid, ready.activation_cache_bytes, ready.lacks, ready.fetch_sets)
+        facts = DeviceFacts(
+            ready.server,
+            ready.pid,
+            ready.activation_cache_bytes,
+            ready.lacks,
+            ready.fetch_sets,
+            ready.recompute_chunk,
+        )
         made = Device(ready.device, facts, _pages_of(ready), Plan(ready.weights))
         if known is not None:
             made.plan = Plan(ready.weights, known.plan.blocks, known.plan.nbytes)

@@ -36,9 +36,9 @@ def move_seconds(
     width = sequence.chain.spec.page_tokens
     nbytes = sum(use.kv_layers for use in uses) * state.devices[source].pages.page_bytes
     again = _recompute_seconds(state, blocks, assume=not copy) if recompute else None
-    sets = state.devices[target].facts.fetch_sets
+    there = state.devices[target].facts
     return state.times.move_seconds(
-        sequence.computed, width, state.config.prefill_chunk, nbytes if copy else None, again, sets
+        sequence.computed, width, there.recompute_chunk, nbytes if copy else None, again, there.fetch_sets
     )
 
 
@@ -46,11 +46,12 @@ def record_move(state: ClusterState, move: Migration, event: MigrationReady, now
     """Learn from the first answer of a move's destination."""
     if move.stages != 1 or move.orphan or not (event.copied or event.recomputed):
         return
-    times, chunk = state.times, state.config.prefill_chunk
+    times, there = state.times, state.devices[move.target].facts
+    chunk = there.recompute_chunk
     if event.nbytes and event.copying:
-        width, sets = move.sequence.spec.page_tokens, state.devices[move.target].facts.fetch_sets
+        width = move.sequence.spec.page_tokens
         copied = sum(-(-hi // width) - lo // width for lo, hi in event.copied)
-        times.add_copy(copy_turns(copied, sets), event.nbytes, event.copying / 1e9)
+        times.add_copy(copy_turns(copied, there.fetch_sets), event.nbytes, event.copying / 1e9)
     if event.recomputed and event.recomputing and not event.activation_bytes:
         chunks = [min(chunk, hi - at) for lo, hi in event.recomputed for at in range(lo, hi, chunk)]
         weights = _weights(state, move.chain.blocks(move.part.lo, move.part.hi))

@@ -25,6 +25,7 @@ class DevicePicture:
         pages_used: Pages taken, of `pages`.
         weights: Bytes of loaded weights.
         weights_limit: Bytes of weights that it may hold, 0 for no limit.
+        host_weights: Bytes of unloaded weights that its agent keeps in host memory.
         sequences: Sequences with a path over it.
         queued: Rows that wait there.
         steps, busy_ns, tokens: Totals since its agent started.
@@ -38,6 +39,7 @@ class DevicePicture:
     pages_used: int
     weights: int
     weights_limit: int
+    host_weights: int
     sequences: int
     queued: int
     stages: tuple[str, ...]
@@ -193,7 +195,8 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
     placed = [(block, device) for block, devices in scheduler.block_map.instances.items() for device in devices]
     return ClusterPicture(
         devices=tuple(
-            _device(each) for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))
+            _device(each, scheduler.times.loads.host_bytes(each.name))
+            for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))
         ),
         instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
         chains=_chains(scheduler),
@@ -238,7 +241,7 @@ def _estimates(scheduler: Scheduler, kind: Kind) -> EstimatePicture | None:
     return EstimatePicture(kind, len(outcomes), seconds, median(map(abs, off)), median(off))
 
 
-def _device(each: Device) -> DevicePicture:
+def _device(each: Device, host_weights: int) -> DevicePicture:
     stages, work = each.stages, each.work
     return DevicePicture(
         device=each.name,
@@ -248,6 +251,7 @@ def _device(each: Device) -> DevicePicture:
         pages_used=each.pages.used,
         weights=stages.nbytes,
         weights_limit=each.plan.limit,
+        host_weights=host_weights,
         sequences=each.passing.count,
         queued=work.queued,
         stages=tuple(stage.id for stage in stages.loaded),

@@ -175,6 +175,7 @@ class Simulation:
                 node.agent.inputs,
                 budget=node.budget,
                 fetch_sets=node.agent.fetch_sets,
+                recompute_chunk=node.agent.recompute_chunk,
             )
         )
 

@@ -257,7 +257,7 @@ class VirtualCluster:
             name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name,
             self.servers[number] if self.servers else "",
             activation_cache_bytes=self.agent_config.activation_cache_bytes, budget=self.budget,
-            fetch_sets=self.nodes[name].agent.fetch_sets,
+            fetch_sets=self.nodes[name].agent.fetch_sets, recompute_chunk=self.agent_config.recompute_chunk,
         )  # fmt: skip
         self.at(self.now + self.latency, lambda: self.tell(ready))
 

@@ -317,7 +317,8 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(HostWeights("x", tuple((str(at), 1) for at in range(HOST_CHANGES + 1))), []),
         lying(StageReady("x", Stage("m", 0, 3), SPEC, 100, 9, -2), []),
         lying(StageReady("x", Stage("m", 0, 3), SPEC, 100, 9, 5, -1), []),
-        lying(AgentHello("x", 1, "v", 1, 8, 0, "ipc://x", fetch_sets=-1), []),
+        lying(AgentHello("x", 1, "v", 1, 8, 0, "ipc://x", fetch_sets=0), []),
+        lying(AgentHello("x", 1, "v", 1, 8, 0, "ipc://x", recompute_chunk=0), []),
         lying(PageRequest(1, "a", 1, (0, 1), -4, 4, "x"), []),
         lying(PeerList((("x", 1, "ipc:///x"),), ("a", "b")), []),
         lying(AgentHello("x", 1, "v", 1, 8, 0, "ipc://x", tensor_transport="x" * 201), []),
@@ -335,7 +336,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         announced(Heartbeat(1), []),
         announced(PageData(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
     ],
-    ids=range(67),
+    ids=range(68),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):
