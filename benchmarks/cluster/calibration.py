@@ -13,7 +13,8 @@ the trace:
 Printed for each kind: how many, the first `--learning` of them left out; the median of the relative error; and the
 median estimate over the median time for each tenth of them, by estimate and by measured time. Tenths by estimate are
 the fair test: what is estimated alike should take as long on average. By measured time, the longest of equal operations
-are in the last tenth, whatever was estimated.
+are in the last tenth, whatever was estimated. `spread`: the median error that an estimate without bias would have, the
+median of the measured times in each tenth by estimate.
 """
 
 from __future__ import annotations
@@ -58,21 +59,29 @@ def table(pairs: Sequence[tuple[float, float]], learning: int) -> dict[str, Any]
     kept = pairs[learning:]
     if not kept:
         return {"count": 0}
+    by_estimate = _tenths(kept, 0)
     return {
         "count": len(kept),
         "median_ms": round(1000 * statistics.median(measured for _, measured in kept), 3),
         "median_error": round(statistics.median(abs(estimate / measured - 1) for estimate, measured in kept), 3),
         "bias": round(statistics.median(estimate / measured for estimate, measured in kept) - 1, 3),
-        "tenths_by_estimate": tenths(kept, 0),
-        "tenths_by_measured": tenths(kept, 1),
+        "spread": round(statistics.median(each for some in by_estimate for each in _deviations(some)), 3),
+        "tenths_by_estimate": [_tenth(each) for each in by_estimate],
+        "tenths_by_measured": [_tenth(each) for each in _tenths(kept, 1)],
     }
 
 
-def tenths(pairs: Sequence[tuple[float, float]], by: int) -> list[dict[str, float]]:
-    """Return a row per tenth of the pairs (estimate, measured), in the order of their element `by`."""
+def _tenths(pairs: Sequence[tuple[float, float]], by: int) -> list[list[tuple[float, float]]]:
+    """Return the tenths of the pairs (estimate, measured), in the order of their element `by`."""
     ordered = sorted(pairs, key=lambda pair: pair[by])
     parts = (ordered[len(ordered) * at // 10 : len(ordered) * (at + 1) // 10] for at in range(10))
-    return [_tenth(each) for each in parts if each]
+    return [each for each in parts if each]
+
+
+def _deviations(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """Return how far the median of the measured times is from each of them, relative to it."""
+    middle = statistics.median(measured for _, measured in pairs)
+    return [abs(middle / measured - 1) for _, measured in pairs]
 
 
 def _tenth(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:

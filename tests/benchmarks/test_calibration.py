@@ -25,12 +25,14 @@ def test_of_equal_estimates_only_the_tenths_by_measured_time_differ() -> None:
     ratios = {
         by: [each["estimate_over_measured"] for each in figures[f"tenths_by_{by}"]] for by in ("estimate", "measured")
     }
+    assert figures["spread"] == pytest.approx(figures["median_error"], abs=0.1) and figures["spread"] > 0.1
     assert max(ratios["measured"]) > 1.7 and max(ratios["estimate"]) < 1.5
 
 
 def test_too_long_and_too_short_cancel_in_the_bias_only() -> None:
     figures = table([(0.8, 1.0), (1.2, 1.0)] * 10, learning=0)
     assert figures["median_error"] == pytest.approx(0.2) and figures["bias"] == pytest.approx(0.0)
+    assert figures["spread"] == 0.0, "all took as long: no spread"
     assert table([(1.0, 1.0)], learning=5) == {"count": 0}
 
 
