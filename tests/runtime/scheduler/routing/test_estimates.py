@@ -73,12 +73,12 @@ def test_what_is_loaded_goes_before_what_is_not_unless_it_has_more_to_do_than_lo
 def test_a_load_waits_for_those_under_way_and_brings_nothing_twice() -> None:
     times = measured_times()
     stage = Stage("m", 0, 2)
-    alone = times.load_seconds("d", {"b": 100})
-    times.begin_load("d", stage, {"a": 100}, 0, ())
-    assert times.load_seconds("d", {"b": 100}) == pytest.approx(2 * alone, rel=0.01)
-    assert times.load_seconds("d", {"a": 100, "b": 100}) == pytest.approx(2 * alone, rel=0.01)
+    alone = times.loads.seconds("d", {"b": 100})
+    times.loads.begin("d", stage, {"a": 100}, 0, ())
+    assert times.loads.seconds("d", {"b": 100}) == pytest.approx(2 * alone, rel=0.01)
+    assert times.loads.seconds("d", {"a": 100, "b": 100}) == pytest.approx(2 * alone, rel=0.01)
     times.end_load(0, "d", stage, 5.0)
-    assert times.load_seconds("d", {"b": 100}) == pytest.approx(alone, rel=0.1)
+    assert times.loads.seconds("d", {"b": 100}) == pytest.approx(alone, rel=0.1)
 
 
 def test_what_comes_again_is_learned_apart_from_what_comes_first() -> None:
@@ -87,10 +87,10 @@ def test_what_comes_again_is_learned_apart_from_what_comes_first() -> None:
         stage = Stage("m", 0, 2)
         first = turn % 2 == 0
         sizes = {f"b{turn if first else turn - 1}": 10**9}
-        times.begin_load("d", stage, sizes, 0, ())
+        times.loads.begin("d", stage, sizes, 0, ())
         times.end_load(0, "d", stage, 4.0 if first else 0.5)
-    assert times.load_seconds("d", {"fresh": 10**9}) == pytest.approx(4.0, rel=0.1)
-    assert times.load_seconds("d", {"b0": 10**9}) == pytest.approx(0.5, rel=0.1)
+    assert times.loads.seconds("d", {"fresh": 10**9}) == pytest.approx(4.0, rel=0.1)
+    assert times.loads.seconds("d", {"b0": 10**9}) == pytest.approx(0.5, rel=0.1)
     told = times.outcomes("load")[-1]
     assert (told.kind, told.measured) == ("load", 0.5) and told.estimate == pytest.approx(0.5, rel=0.15)
 
