@@ -59,7 +59,12 @@ class IntegerModel:
     def blocks(self, *cuts: int) -> tuple[Block, ...]:
         """Return the blocks of `chain` in order."""
         return tuple(
-            Block(use.block, sum(part.nbytes for part in self.parts[use.lo : use.hi]), use.kv_layers)
+            Block(
+                use.block,
+                sum(part.nbytes for part in self.parts[use.lo : use.hi]),
+                use.kv_layers,
+                components=use.hi - use.lo,
+            )
             for use in self.chain(*cuts).uses
         )
 

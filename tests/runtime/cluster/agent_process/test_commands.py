@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.chains import Stage
+from runtime.chains import LoadedUnits, Stage
 from runtime.cluster.agent_process.commands import CommandExecutor
-from runtime.control.agent_io import DropStage, LoadStage
+from runtime.control.agent_io import DropStage, HostChanged, LoadStage, StageLoaded
 from runtime.transport.link import InlineLink
 from tests.runtime.cluster.clusters import eventually
 
@@ -47,3 +47,41 @@ def carried_out(prepares: bool) -> list[tuple[str, str]]:
 def test_a_stage_leaves_behind_the_loads_before_it_and_ahead_of_those_after_it() -> None:
     wanted = [("drop", "third"), ("load", "new"), ("drop", "old"), ("load", "third")]
     assert carried_out(prepares=True) == carried_out(prepares=False) == wanted
+
+
+class Keeping(Noting):
+    """An engine that tells what its host memory keeps: the last stage that was dropped."""
+
+    def loaded_units(self, stage: Stage) -> LoadedUnits:
+        return LoadedUnits((stage.model,), 7, 3)
+
+    def host_changes(self) -> dict[str, int]:
+        return {self.done[-1][1]: 5}
+
+
+def test_what_loads_brought_and_what_host_memory_keeps_is_reported() -> None:
+    """UN-04."""
+    engine = Keeping(prepares=False)
+    executor = CommandExecutor(engine, InlineLink())  # type: ignore[arg-type]
+    loaded = executor.do(LoadStage(NEW))
+    assert isinstance(loaded, StageLoaded)
+    assert loaded.brought == LoadedUnits(("new",), 7, 3) and loaded.host == {"new": 5}
+    assert executor.do(DropStage(OLD)) == HostChanged((OLD.id,), {"old": 5})
+
+
+def test_drops_behind_a_load_are_reported_with_it() -> None:
+    engine = Keeping(prepares=True)
+    executor = CommandExecutor(engine, InlineLink())  # type: ignore[arg-type]
+    assert executor.do(LoadStage(NEW)) is None and executor.do(DropStage(OLD)) is None
+    events: list[Any] = []
+    assert eventually(lambda: (events.extend(executor.load_prepared()), len(events) == 2)[1])
+    if executor.loader is not None:
+        executor.loader.close()
+    assert isinstance(events[0], StageLoaded) and events[1] == HostChanged((OLD.id,), {"old": 5})
+
+
+def test_an_engine_without_tiers_reports_neither() -> None:
+    executor = CommandExecutor(Noting(prepares=False), InlineLink())  # type: ignore[arg-type]
+    loaded = executor.do(LoadStage(NEW))
+    assert isinstance(loaded, StageLoaded) and loaded.brought is None and loaded.host == {}
+    assert executor.do(DropStage(OLD)) is None
