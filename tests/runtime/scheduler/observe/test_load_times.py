@@ -55,12 +55,11 @@ def test_the_terms_of_a_path_follow_the_tier() -> None:
 
 
 def test_a_rate_is_learned_from_what_came_not_from_what_was_expected() -> None:
-    """Host memory had dropped what it was believed to keep: that load was one from disk."""
+    """Host memory had what the scheduler did not know of: those loads say nothing of the disk."""
     times = learned()
     for at in range(8):
-        times.keep("d", [(f"gone{at}", SIZE)])
-        assert load(times, "d", f"gone{at}", DISK, SIZE, 0) == pytest.approx(HOST, rel=0.1)
-        times.keep("d", [(f"gone{at}", 0)])
+        assert load(times, "d", f"there{at}", HOST, 0, SIZE) == pytest.approx(DISK, rel=0.1)
+    assert times.seconds("d", SIZES) == pytest.approx(DISK, rel=0.1)
     times.keep("d", [("a", SIZE)])
     assert times.seconds("d", SIZES) == pytest.approx(HOST, rel=0.1)
 
