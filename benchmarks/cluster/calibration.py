@@ -1,6 +1,7 @@
 """Compare the scheduler's estimates of hops, moves and loads with what was measured, on real agents (BL-16, BL-21).
 
-    python -m benchmarks.cluster.calibration --store STORE [--models N] [--rounds 40] [--seed 0] [--output FILE]
+    python -m benchmarks.cluster.calibration --store STORE [--kind KIND]... [--models N] [--rounds 40] [--seed 0]
+        [--output FILE]
 
 The scheduler estimates each hop, move and load before it happens, from what it has learned, and traces the estimate
 beside the outcome (`estimate`). This program only makes them happen, with the options that `zoo serve` ships, and reads
@@ -141,6 +142,7 @@ def loads(driver: ClusterDriver, models: Sequence[str], rounds: int, draw: rando
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--kind", action="append", choices=("hop", "move", "load"), help="default: all three")
     parser.add_argument("--models", type=int, default=12, help="models that are loaded in turn")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--learning", type=int, default=8)
@@ -156,6 +158,8 @@ def main() -> None:
         ("move", moves, ServeOptions(agents=2, placement="replicate"), names[:1]),
         ("load", loads, ServeOptions(agent_weights=int(2.2 * size), host_memory=int(4 * size)), names),
     ):
+        if args.kind and kind not in args.kind:
+            continue
         estimates, draw = Estimates(), random.Random(args.seed)
         driver = start_driver(Zoo(args.store, create=False), options, Chosen(tuple(served), ()), trace=estimates)
         try:
