@@ -55,8 +55,7 @@ _DENSE = ("mode", "slots", "padding", "prompts")
 #: Settings of a cluster that options of their own decide, or other options together.
 _SET_BY_OPTIONS = (
     "devices", "placement", "max_num_seqs", "prefill_chunk", "stride", "routing", "control", "speculation",
-    "prefix_caching", "max_batch_per_block", "batch_gain", "residency", "eviction", "dispatch",
-    "shared_prompt_bytes", "order",
+    "prefix_caching", "max_batch_per_block", "residency", "eviction", "dispatch", "shared_prompt_bytes", "order",
 )  # fmt: skip
 
 
@@ -144,9 +143,6 @@ class ServeOptions:
         help="Maximum number of sequences in a step.")
     max_batch_per_block: int = option(SHIPPED_CLUSTER.max_batch_per_block, group="Batching",
         help="Maximum number of rows of a step that run through one block; 0: no limit of its own.")
-    batch_gain: float = option(SHIPPED_CLUSTER.batch_gain, group="Batching",
-        help="Limit each block with a profile (zoo profile) to the rows behind which another doubling raises its "
-             "throughput by less than this share, such as 0.1; 0: no such limit.")
     batch_wait_us: int = option(SHIPPED_AGENT.batch_wait_us, group="Batching", needs=["due rows"],
         help="Longest wait of an agent's step, in microseconds, for rows that are due back, so that they run in one "
              "batch; 0: no wait.")
@@ -301,8 +297,7 @@ class ServeOptions:
             speculation=_built(
                 replace, self.speculation_limits, mode=self.speculation, lane=self.speculation_lane
             ),
-            prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block,
-            batch_gain=self.batch_gain, routing=self.routing,
+            prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block, routing=self.routing,
             control=_built(replace, self.control, rebalance=self.rebalance), dispatch=self.dispatch,
             residency=self.residency, eviction=self.eviction, shared_prompt_bytes=size_of(self.shared_prompts),
             order=_built(replace, self.order, plan=self.plan),

@@ -133,13 +133,9 @@ class Scheduler:
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
         self._evictions = None if order is None else Evictions(self._state, self._seating, order, config.order.evicts)
-        self._admission = Admission(
-            self._state,
-            self._seating,
-            VariantChooser(self._state, adaptation.limits, estimates),
-            self.residency,
-            None if self._evictions is None else self._evictions.block,
-        )
+        chooser = VariantChooser(self._state, adaptation.limits, estimates)
+        block = None if self._evictions is None else self._evictions.block
+        self._admission = Admission(self._state, self._seating, chooser, self.residency, block)
         self.migrations = Migrations(self._state, self._seating, moves)
         self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, self.migrations.at_rest)
         self._fleet = DeviceEvents(
@@ -173,7 +169,7 @@ class Scheduler:
                 self._fleet.loaded(event, now)
                 self.residency.record_load(event.device, event.stage, now)
             case HostWeights():
-                self._state.times.loads.keep(event.device, event.blocks)
+                self._state.times.loads.keep_blocks(event.device, event.blocks)
             case StageLoadFailed():
                 self._fleet.refused(event, now)
                 self._updates.refused(event.stage)

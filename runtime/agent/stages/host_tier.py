@@ -63,7 +63,7 @@ class HostTier:
                 self._sums[block] = self._unsent[block] = self._sums.get(block, 0) + more
         for stage in dropped:
             self._units.pop(stage, None)
-        self._forget()
+        self._forget_units()
         some = dict(list(self._unsent.items())[:HOST_CHANGES])
         for block, nbytes in some.items():
             del self._unsent[block]
@@ -72,7 +72,7 @@ class HostTier:
         if some:
             yield Send(SCHEDULER, HostWeights(self._device, tuple(some.items())))
 
-    def _forget(self) -> None:
+    def _forget_units(self) -> None:
         used = {unit for units in self._units.values() for unit in units}
         for unit in [unit for unit in self._blocks if unit not in self._kept and unit not in used]:
             del self._blocks[unit]

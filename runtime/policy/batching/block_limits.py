@@ -14,17 +14,22 @@ CONTEXT = 256
 
 
 def block_limit(decode: Grid, gain: float, most: int, context: int = CONTEXT) -> int:
-    """Return the batch behind which the next doubling raises a block's throughput by less than `gain`.
+    """Return the batch behind which each doubling raises a block's throughput by less than `gain` on average.
+
+    All larger batches count, not only the next one: a single time that was measured too long would otherwise end the
+    search at a small batch.
 
     Args:
         decode: Seconds of a step by batch and context.
         gain: The share of growth per doubling, above 0 and below 1.
         most: Largest limit.
     """
-    batch = 1
-    while 2 * batch <= most and 2 * decode.at(batch, context) >= (1 + gain) * decode.at(2 * batch, context):
-        batch *= 2
-    return most if 2 * batch > most else batch
+    sizes = [1 << at for at in range(most.bit_length())]
+    rates = [size / decode.at(size, context) for size in sizes]
+    for at, rate in enumerate(rates):
+        if all(later < rate * (1 + gain) ** more for more, later in enumerate(rates[at + 1 :], 1)):
+            return most if sizes[at] == sizes[-1] else sizes[at]
+    return most
 
 
 def rows_in_memory(pages: int, layers: int, page_tokens: int, context: int = CONTEXT) -> int:

@@ -126,7 +126,7 @@ class LoadTimes:
             cost.add(came.terms, seconds)
         return load.estimate
 
-    def keep(self, device: str, blocks: Iterable[tuple[str, int]]) -> None:
+    def keep_blocks(self, device: str, blocks: Iterable[tuple[str, int]]) -> None:
         """Record the bytes of blocks that a device's host memory keeps now; 0: none of one."""
         kept = self._loads.setdefault(device, _DeviceLoads()).host
         for block, nbytes in blocks:

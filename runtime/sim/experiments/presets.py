@@ -242,12 +242,12 @@ def _speculation() -> Preset:
 
     One copy of everything, cut over all devices, so that chains have hops; nothing moves. Surrogates are as fast (Table
     4) and as often right as the paper's; ideal; or twice as fast, as with half the weights. `exact` emits only the
-    chain's own tokens, with the paper's surrogates.
+    chain's own tokens, with the paper's surrogates. `everywhere` predicts every hop that may be, not a tenth of them.
     """
     base = {"provision": "blocks", "placement": "partition", "control": _STILL}
 
-    def predicted(mode: str = "similarity", **stand_ins: float) -> dict[str, Any]:
-        return {**base, "speculation": {"mode": mode}, "stand_ins": stand_ins}
+    def predicted(mode: str = "similarity", top: float = 0.1, **stand_ins: float) -> dict[str, Any]:
+        return {**base, "speculation": {"mode": mode, "top": top}, "stand_ins": stand_ins}
 
     policies = {
         "blocks": predicted(),
@@ -255,6 +255,7 @@ def _speculation() -> Preset:
         "ideal": predicted(speed=50.0, right=1.0),
         "half": predicted(speed=2.0),
         "exact": predicted("exact"),
+        "everywhere": predicted(top=1.0),
     }
     cases = []
     for factor in (1, 8, _MATCHED):

@@ -20,38 +20,38 @@ def tier() -> HostTier:
     return made
 
 
-def told(made: HostTier, units: dict[str, int], *dropped: Stage) -> dict[str, int]:
+def reported(made: HostTier, units: dict[str, int], *dropped: Stage) -> dict[str, int]:
     sent = list(made.change(units, [stage.id for stage in dropped]))
     assert all(each.to == SCHEDULER for each in sent)
     messages = [each.message for each in sent]
     return {block: size for message in messages if isinstance(message, HostWeights) for block, size in message.blocks}
 
 
-def test_blocks_are_the_sum_of_their_units_and_only_changes_are_told() -> None:
+def test_blocks_are_the_sum_of_their_units_and_only_changes_are_reported() -> None:
     made = tier()
-    assert told(made, {"b1": 10, "b2": 5}, ONE) == {"b": 15}
-    assert told(made, {"a1": 7, "c1": 1}, TWO) == {"a": 7, "c": 1}
-    assert told(made, {"b1": 0}) == {"b": 5}
-    assert told(made, {"b2": 0, "a1": 7}) == {"b": 0}
-    assert told(made, {}) == {}
+    assert reported(made, {"b1": 10, "b2": 5}, ONE) == {"b": 15}
+    assert reported(made, {"a1": 7, "c1": 1}, TWO) == {"a": 7, "c": 1}
+    assert reported(made, {"b1": 0}) == {"b": 5}
+    assert reported(made, {"b2": 0, "a1": 7}) == {"b": 0}
+    assert reported(made, {}) == {}
 
 
 def test_units_stay_known_while_a_stage_or_host_memory_has_them() -> None:
     made = tier()
-    assert told(made, {"b1": 10, "b2": 5}, ONE) == {"b": 15}
-    assert told(made, {"a1": 3}, TWO) == {"a": 3}
-    assert told(made, {"b1": 0, "b2": 0, "a1": 0}) == {"a": 0, "b": 0}
-    assert told(made, {"a1": 3, "b1": 1}) == {}, "forgotten: no stage has them, nor had host memory"
+    assert reported(made, {"b1": 10, "b2": 5}, ONE) == {"b": 15}
+    assert reported(made, {"a1": 3}, TWO) == {"a": 3}
+    assert reported(made, {"b1": 0, "b2": 0, "a1": 0}) == {"a": 0, "b": 0}
+    assert reported(made, {"a1": 3, "b1": 1}) == {}, "forgotten: no stage has them, nor had host memory"
     assert not made._blocks and not made._sums and not made._unsent
 
 
 def test_what_is_loaded_again_before_the_drop_of_its_old_self_is_known() -> None:
     made = tier()
     made.expect_stage(ONE, ("a", "b"), (2, 2))
-    assert told(made, {"b1": 10}, ONE) == {"b": 10}
+    assert reported(made, {"b1": 10}, ONE) == {"b": 10}
     made.add_units(ONE.id, ("a1", "a2", "b1", "b2"))
-    assert told(made, {"b1": 0}) == {"b": 0}
-    assert told(made, {"b2": 4}, ONE) == {"b": 4}
+    assert reported(made, {"b1": 0}) == {"b": 0}
+    assert reported(made, {"b2": 4}, ONE) == {"b": 4}
 
 
 def test_a_message_is_bounded_and_the_rest_comes_with_the_next(monkeypatch) -> None:
@@ -60,18 +60,18 @@ def test_a_message_is_bounded_and_the_rest_comes_with_the_next(monkeypatch) -> N
     stage = Stage("m", 0, 5)
     made.expect_stage(stage, "vwxyz", (1,) * 5)
     made.add_units(stage.id, ("v1", "w1", "x1", "y1", "z1"))
-    all_told: dict[str, int] = {}
+    everything: dict[str, int] = {}
     for units in ({f"{block}1": 3 for block in "vwxyz"}, {}, {}):
-        some = told(made, units)
+        some = reported(made, units)
         assert len(some) <= 2
-        all_told.update(some)
-    assert all_told == dict.fromkeys("vwxyz", 3)
+        everything.update(some)
+    assert everything == dict.fromkeys("vwxyz", 3)
 
 
-def test_blocks_that_do_not_add_up_to_their_stage_are_not_told() -> None:
+def test_blocks_that_do_not_add_up_to_their_stage_are_not_reported() -> None:
     made = HostTier("d")
     made.expect_stage(ONE, ("a", "b"), (2, 1))
     made.add_units(ONE.id, ("a1", "a2", "b1", "b2"))
     made.expect_stage(TWO, ("a", "c"), ())
     made.add_units(TWO.id, ("a1", "a2", "c1", "c2"))
-    assert told(made, {"a1": 5, "b1": 5}, ONE, TWO) == {}
+    assert reported(made, {"a1": 5, "b1": 5}, ONE, TWO) == {}

@@ -23,6 +23,11 @@ def test_a_block_that_only_reads_weights_has_no_limit_of_its_own() -> None:
     assert block_limit(flat, 0.1, 200) == 200
 
 
+def test_a_time_that_was_measured_too_long_does_not_end_the_search() -> None:
+    noisy = Grid((1, 4, 16, 64), (64,), ((0.01,), (0.06,), (0.06,), (0.24,)))
+    assert block_limit(noisy, 0.1, 256) == 16
+
+
 def test_a_block_that_gains_nothing_takes_one_row() -> None:
     steep = Grid((1, 2, 4), (64,), ((0.01,), (0.02,), (0.04,)))
     assert block_limit(steep, 0.1, 256) == 1

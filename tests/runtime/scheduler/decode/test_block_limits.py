@@ -92,7 +92,7 @@ def test_a_slot_is_kept_for_a_sequence_that_is_expected_back(monkeypatch: pytest
 
 
 def profiled(cluster_pages: int, batch_gain: float) -> tuple[VirtualCluster, dict[str, int]]:
-    """Run one model whose first block gains from eight rows at most, the second from four, by their profiles.
+    """Run one model. By their profiles its first block gains from eight rows at most, the second from four.
 
     Returns the cluster, and the most rows of a step by the first component of the rows' stages.
     """

@@ -22,32 +22,32 @@ def load(times: LoadTimes, device: str, block: str, seconds: float, disk: int, h
 
 
 def learned(device: str = "d") -> LoadTimes:
-    """Return times of a device whose disk brings a block in .5 s, and whose host memory does in .02 s."""
+    """Return times of a device: a block comes from its disk in .5 s, from its host memory in .02 s."""
     times = LoadTimes((), 1e9)
     for at in range(12):
         load(times, device, f"new{at}", DISK, SIZE, 0)
-        times.keep(device, [(f"new{at}", SIZE)])
+        times.keep_blocks(device, [(f"new{at}", SIZE)])
         load(times, device, f"new{at}", HOST, 0, SIZE)
-        times.keep(device, [(f"new{at}", 0)])
+        times.keep_blocks(device, [(f"new{at}", 0)])
     return times
 
 
 def test_a_block_that_host_memory_keeps_is_expected_sooner() -> None:
     times = learned()
     assert times.seconds("d", SIZES) == pytest.approx(DISK, rel=0.1)
-    times.keep("d", [("a", SIZE)])
+    times.keep_blocks("d", [("a", SIZE)])
     assert times.seconds("d", SIZES) == pytest.approx(HOST, rel=0.1)
     assert times.host_bytes("d") == SIZE
-    times.keep("d", [("a", SIZE // 2)])
+    times.keep_blocks("d", [("a", SIZE // 2)])
     assert times.seconds("d", SIZES) == pytest.approx((DISK + HOST) / 2, rel=0.1)
-    times.keep("d", [("a", 0)])
+    times.keep_blocks("d", [("a", 0)])
     assert times.seconds("d", SIZES) == pytest.approx(DISK, rel=0.1) and times.host_bytes("d") == 0
 
 
 def test_the_terms_of_a_path_follow_the_tier() -> None:
     times = learned()
     slow = times.block_seconds("d", "a", SIZE)
-    times.keep("d", [("a", SIZE)])
+    times.keep_blocks("d", [("a", SIZE)])
     fast = times.block_seconds("d", "a", SIZE)
     assert times.delay("d") + slow == pytest.approx(DISK, rel=0.1) and times.delay("d") + fast == pytest.approx(
         HOST, rel=0.1
@@ -60,7 +60,7 @@ def test_a_rate_is_learned_from_what_came_not_from_what_was_expected() -> None:
     for at in range(8):
         assert load(times, "d", f"there{at}", HOST, 0, SIZE) == pytest.approx(DISK, rel=0.1)
     assert times.seconds("d", SIZES) == pytest.approx(DISK, rel=0.1)
-    times.keep("d", [("a", SIZE)])
+    times.keep_blocks("d", [("a", SIZE)])
     assert times.seconds("d", SIZES) == pytest.approx(HOST, rel=0.1)
 
 
@@ -75,14 +75,14 @@ def test_rates_are_kept_per_device_and_a_new_one_begins_with_those_of_all() -> N
 
 def test_a_device_that_dies_has_nothing_in_host_memory() -> None:
     times = learned()
-    times.keep("d", [("a", SIZE)])
+    times.keep_blocks("d", [("a", SIZE)])
     times.remove_device("d")
     assert times.seconds("d", SIZES) == pytest.approx(DISK, rel=0.1)
 
 
 def test_a_removed_block_is_forgotten() -> None:
     times = learned()
-    times.keep("d", [("a", SIZE)])
+    times.keep_blocks("d", [("a", SIZE)])
     times.remove_blocks(["a"])
     assert times.host_bytes("d") == 0
 
