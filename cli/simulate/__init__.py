@@ -19,7 +19,7 @@ def simulate(
         str | None,
         typer.Option(
             help="blockllm, blockllm-{load,apps,table2,kv,placement,adaptive,speculation,accuracy,figure7,swap}, "
-            "scale, full-device.",
+            "qlm-classes, scale, full-device.",
             show_default="blockllm",
         ),
     ] = None,

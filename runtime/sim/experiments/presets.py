@@ -9,10 +9,11 @@ give it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.sim.experiments.preset import KEPT_STILL, LOADED, STILL, Case, Preset
 from runtime.sim.experiments.scenario import Scenario, scenario_of
+from runtime.sim.experiments.slo_presets import classes_preset
 from zoo.errors import InputError
 
 #: BlockLLM's own figures (its section 7), as ratios of its method to the other one.
@@ -55,40 +56,8 @@ _PAPER_PLACEMENT = {
 _PAPER_FIGURE7 = {"figure 7": {"compute": 0.629, "between_servers": 0.364}}
 #: Eight times the paper's load, two minutes of it.
 _PRESSED = {"count": 320, "seconds": 120.0, "after": 60.0}
-#: Seconds before the first request, so that every policy has loaded what fits.
-_LOADED = 120.0
 #: Times the paper's rate: the load at which per-model provisioning has about 67 requests in the system.
 _MATCHED = 28
-#: Controllers off: no scaling, no locality moves, no proactive migration.
-_STILL = {"scaling": False, "rearranging": False, "proactive": False}
-_KEPT_STILL = {f"control.{name}": "nothing moves while something else is measured" for name in _STILL}
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One scenario of a preset. `x`: its place on the axis that the preset varies."""
-
-    label: str
-    scenario: Scenario
-    x: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A named set of cases.
-
-    Fields:
-        axis: What varies over them; empty for one case.
-        paper: The paper's numbers.
-        differs: Settings in which ours, the first policy, is not as `zoo serve` ships it, each with the reason.
-    """
-
-    name: str
-    title: str
-    cases: tuple[Case, ...]
-    axis: str = ""
-    paper: Mapping[str, Any] = field(default_factory=dict)
-    differs: Mapping[str, str] = field(default_factory=dict)
 
 
 def preset_named(name: str) -> Preset:
@@ -118,7 +87,7 @@ def _overall() -> Preset:
     policies["pm, batches"] = {"provision": "pm", "engines": {"run_to_completion": True}}
     policies["pm, our scheduler"] = {"provision": "pm"}
     cases = [
-        Case(label, scenario_of("blockllm", {"policies": policies, "asked": {**asked, "after": _LOADED}}), x)
+        Case(label, scenario_of("blockllm", {"policies": policies, "asked": {**asked, "after": LOADED}}), x)
         for x, label, asked in (
             (1, "the paper's rate", {"count": 400, "seconds": 1200.0}),
             (_MATCHED, "67 in the system", {"count": 50 * _MATCHED, "seconds": 150.0}),
@@ -132,7 +101,7 @@ def _load() -> Preset:
     """More and more load, in steps of two, for the greatest one that is sustained, and goodput."""
     cases = []
     for factor in (4, 16, 32, 64, 128):
-        asked = {"count": 25 * factor, "seconds": 75.0, "after": _LOADED}
+        asked = {"count": 25 * factor, "seconds": 75.0, "after": LOADED}
         values = {"policies": _policies("blocks", "pm", "ps"), "asked": asked}
         cases.append(Case(f"{factor} x", scenario_of("load", values), factor))
     title = "BlockLLM's cluster, 20 applications, more and more load (1 x: 400 requests in 20 minutes), 75 s of it"
@@ -145,7 +114,7 @@ def _apps() -> Preset:
         values = {
             "policies": _policies("blocks", "pm", "ps"),
             "apps": {"count": apps},
-            "asked": {"count": 40 * apps, "seconds": 150.0, "after": _LOADED},
+            "asked": {"count": 40 * apps, "seconds": 150.0, "after": LOADED},
         }
         cases.append(Case(f"{apps} applications", scenario_of("apps", values), apps))
     title = "BlockLLM's cluster, more and more applications, load in proportion: 16 times the paper's per application"
@@ -158,7 +127,7 @@ def _table2() -> Preset:
         values = {
             "cluster": {"servers": [4]},
             "apps": {"count": apps},
-            "asked": {"count": 40 * apps // 3, "seconds": 10.0, "after": _LOADED},
+            "asked": {"count": 40 * apps // 3, "seconds": 10.0, "after": LOADED},
             "policies": _policies("blocks", "pm", "ps"),
         }
         cases.append(Case(f"{apps} applications", scenario_of("table2", values), apps))
@@ -189,7 +158,7 @@ def _kv() -> Preset:
     }
     cases = []
     for factor, label in ((1, "the paper's rate"), (8, "8 x"), (_MATCHED, "67 in the system")):
-        asked = _PRESSED if factor == 8 else {"count": 320, "seconds": 960.0 / factor, "after": _LOADED}
+        asked = _PRESSED if factor == 8 else {"count": 320, "seconds": 960.0 / factor, "after": LOADED}
         cases.append(Case(label, scenario_of("kv", {"policies": policies, "asked": asked}), factor))
     title = "Where a sequence's next tokens run (Figure 24), at the paper's load and at higher ones"
     differs = {
@@ -231,7 +200,7 @@ def _adaptive() -> Preset:
     policies = _policies("blocks", equivalents=True) | {"exact": _policies("blocks")["blocks"]}
     cases = []
     for factor in (8, 32):
-        asked = {"count": 50 * factor, "seconds": 150.0, "after": _LOADED}
+        asked = {"count": 50 * factor, "seconds": 150.0, "after": LOADED}
         cases.append(Case(f"{factor} x", scenario_of("adaptive", {"policies": policies, "asked": asked}), factor))
     title = "With equivalent blocks where requests allow them, and without (Figure 23)"
     return Preset("blockllm-adaptive", title, tuple(cases), "load, times the paper's", _PAPER_ADAPTIVE)
@@ -244,7 +213,7 @@ def _speculation() -> Preset:
     4) and as often right as the paper's; ideal; or twice as fast, as with half the weights. `exact` emits only the
     chain's own tokens, with the paper's surrogates. `everywhere` predicts every hop that may be, not a tenth of them.
     """
-    base = {"provision": "blocks", "placement": "partition", "control": _STILL}
+    base = {"provision": "blocks", "placement": "partition", "control": STILL}
 
     def predicted(mode: str = "similarity", top: float = 0.1, **stand_ins: float) -> dict[str, Any]:
         return {**base, "speculation": {"mode": mode, "top": top}, "stand_ins": stand_ins}
@@ -259,13 +228,13 @@ def _speculation() -> Preset:
     }
     cases = []
     for factor in (1, 8, _MATCHED):
-        asked = {"count": 160, "seconds": 480.0 / factor, "after": _LOADED}
+        asked = {"count": 160, "seconds": 480.0 / factor, "after": LOADED}
         cases.append(Case(f"{factor} x", scenario_of("speculation", {"policies": policies, "asked": asked}), factor))
     title = "Predicted hops (Figure 25), chains cut over twelve devices, at the paper's load and at higher ones"
     differs = {
         "placement": "whole chains on a device have no hops to predict",
         "speculation.mode": "the figure compares speculation, which ships off",
-        **_KEPT_STILL,
+        **KEPT_STILL,
     }
     return Preset("blockllm-speculation", title, tuple(cases), "load, times the paper's", _PAPER_SPECULATION, differs)
 
@@ -278,7 +247,7 @@ def _accuracy() -> Preset:
     gives its mean, and how far that is above its 7B.
     """
     known = {"llama-13b": 0.469, "llama-7b": 0.351, "llama-1.1b": 0.253}
-    asked = {"kind": "twitter", "count": 10_000, "seconds": 120.0, "after": _LOADED}
+    asked = {"kind": "twitter", "count": 10_000, "seconds": 120.0, "after": LOADED}
     cases = []
     for x, (label, names) in enumerate(
         (("7B alone", ("llama-7b",)), ("13B alone", ("llama-13b",)), ("adaptive", tuple(known)))
@@ -302,7 +271,7 @@ def _swap() -> Preset:
         "whole models": {"provision": "pm"},
         "pm": {"provision": "pm", "engines": {}},
     }
-    asked = {"kind": "poisson", "count": 300, "seconds": 300.0, "popularity": "skewed", "after": _LOADED}
+    asked = {"kind": "poisson", "count": 300, "seconds": 300.0, "popularity": "skewed", "after": LOADED}
     values = {"cluster": {"servers": [2]}, "apps": {"count": 30}, "asked": asked, "policies": policies}
     title = "Two A100 and 30 applications, one request a second, skewed: blocks come and go"
     return Preset("blockllm-swap", title, (Case("", scenario_of("swap", values)),))
@@ -317,7 +286,7 @@ def _figure7() -> Preset:
     the rest follow. With the new token's hidden states (256 kB) it would take over a hundred hops; with K and V (8.6
     GB) one hop would take .7 s.
     """
-    policy = {"provision": "blocks", "parts": 3, "placement": "partition", "control": _STILL, "page_layers": 32}
+    policy = {"provision": "blocks", "parts": 3, "placement": "partition", "control": STILL, "page_layers": 32}
     asked = {"kind": "poisson", "count": 32, "seconds": 1e-12, "prompts": "8", "answers": "1008", "after": 30.0}
     cases = []
     for x, hops in enumerate(("context", "new")):
@@ -329,7 +298,7 @@ def _figure7() -> Preset:
         }
         cases.append(Case(hops, scenario_of("figure7", values), x))
     title = "The latency of a token by part (Figure 7): LLaMA-7B over two servers, 32 requests of 512 tokens"
-    differs = {"placement": "the figure's model is cut over servers", **_KEPT_STILL}
+    differs = {"placement": "the figure's model is cut over servers", **KEPT_STILL}
     return Preset("blockllm-figure7", title, tuple(cases), "what a hop carries", _PAPER_FIGURE7, differs)
 
 
@@ -348,7 +317,7 @@ def _scale() -> Preset:
             "seconds": 500.0,
             "prompts": lengths,
             "answers": lengths,
-            "after": _LOADED,
+            "after": LOADED,
         },
         "policies": {
             "blocks": {
@@ -360,7 +329,7 @@ def _scale() -> Preset:
                 "prefill_chunk": 512,
                 "placement": "replicate",
                 "routing": "least-loaded",
-                "control": _STILL,
+                "control": STILL,
                 "prefix_caching": "off",  # prompts share no prefixes on purpose, and lookups cost a third of the time
             }
         },
@@ -373,7 +342,7 @@ def _scale() -> Preset:
         "placement": "every device can run every model at once",
         "routing": "devices that all hold the same differ by their sequences; counting bytes takes longer",
         "prefix_caching": "prompts share nothing on purpose",
-        **_KEPT_STILL,
+        **KEPT_STILL,
     }
     case = Case("", scenario_of("scale", values))
     return Preset("scale", "A million requests on a thousand A100", (case,), differs=differs)
@@ -386,10 +355,10 @@ def _full() -> Preset:
         "apps": {"count": 10, "foundations": ["llama-7b"]},
         "asked": {"kind": "poisson", "count": 1024, "seconds": 1.0, "prompts": "32", "answers": "256"},
         "policies": {
-            "blocks": {"stride": 1, "parts": 1, "page_layers": 32, "placement": "replicate", "control": _STILL}
+            "blocks": {"stride": 1, "parts": 1, "page_layers": 32, "placement": "replicate", "control": STILL}
         },
     }
-    differs = {"stride": "every token is decided by the scheduler", "placement": "all is there at once", **_KEPT_STILL}
+    differs = {"stride": "every token is decided by the scheduler", "placement": "all is there at once", **KEPT_STILL}
     case = Case("", scenario_of("full-device", values))
     return Preset("full-device", "One A100 with 256 sequences at a time", (case,), differs=differs)
 
@@ -406,6 +375,7 @@ PRESETS: Mapping[str, Callable[[], Preset]] = {
     "blockllm-accuracy": _accuracy,
     "blockllm-swap": _swap,
     "blockllm-figure7": _figure7,
+    "qlm-classes": classes_preset,
     "scale": _scale,
     "full-device": _full,
 }

@@ -9,10 +9,12 @@ A scenario file is TOML or JSON; every value is optional, unknown names are refu
                 or: ladder, accuracy, step_ms
     [asked]     kind = "blockllm"   count = 400   seconds = 1200   faster = 1.0
                 prompts = "uniform:8-512"   answers = "uniform:8-512"
+    [classes.NAME]   share = 0.1   slo_ms = 8000   priority = 0   within = 1.0   prompts, answers
     [pace]      tick, report
     [policies.NAME]   provision = "blocks" | "pm" | "ps", and values of family.Cutting, config.ClusterConfig and
-                      config.AgentConfig; tables control, speculation, stand_ins and engines in it have values of
-                      config.ControlConfig, config.SpeculationConfig, stand_ins.StandIns and engine.EngineSettings
+                      config.AgentConfig; tables control, speculation, order, stand_ins and engines in it have values of
+                      config.ControlConfig, config.SpeculationConfig, config.OrderConfig, stand_ins.StandIns and
+                      engine.EngineSettings
 
 What a policy does not name is as `zoo serve` ships it on so many GPUs (`runtime.shipped`).
 """
@@ -36,6 +38,7 @@ from runtime.sim.models.family import App
 from runtime.sim.run.clock import Streams
 from runtime.sim.run.network import Hops
 from runtime.sim.run.node import Periods
+from runtime.sim.workload.classes import ClassSettings, classed
 from runtime.sim.workload.generators import (
     Asked,
     blockllm_demand,
@@ -194,13 +197,18 @@ class AskedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A cluster, applications and requests, with the policies to compare."""
+    """A cluster, applications and requests, with the policies to compare.
+
+    Fields:
+        classes: Of requests, by name; none where all are alike.
+    """
 
     name: str
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     apps: AppSettings = field(default_factory=AppSettings)
     asked: AskedSettings = field(default_factory=AskedSettings)
     pace: Periods = field(default_factory=Periods)
+    classes: Mapping[str, ClassSettings] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=lambda: {"blocks": Policy()})
 
     def models(self) -> tuple[str, ...]:
@@ -208,7 +216,8 @@ class Scenario:
         return self.apps.ladder[:1] or tuple(app.name for app in self.apps.apps())
 
     def demand(self, seed: int) -> Demand:
-        return self.asked.demand(self.models(), Streams(seed))
+        streams = Streams(seed)
+        return classed(self.asked.demand(self.models(), streams), self.classes, self.asked.longest, streams)
 
     def resized(self, requests: int | None, devices: int | None) -> Scenario:
         """Return the scenario with so many requests at the same rate, and so many devices.
@@ -247,7 +256,7 @@ def read_scenario(path: Path) -> Scenario:
 
 def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
     """Make a scenario from tables as shown at the top of the file. Raises InputError."""
-    known = {"cluster", "apps", "asked", "pace", "policies"}
+    known = {"cluster", "apps", "asked", "classes", "pace", "policies"}
     if unknown := set(values) - known:
         raise InputError(f"a scenario has no {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
     policies = table_of(values.get("policies", {"blocks": {}}), "policies")
@@ -261,5 +270,9 @@ def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
         settings_of(AppSettings, values.get("apps", {}), "apps"),
         settings_of(AskedSettings, values.get("asked", {}), "asked"),
         settings_of(Periods, values.get("pace", {}), "pace"),
+        {
+            str(name): settings_of(ClassSettings, each, f"classes.{name}")
+            for name, each in table_of(values.get("classes", {}), "classes").items()
+        },
         {str(title): policy_of(table_of(policy, f"policies.{title}"), devices) for title, policy in policies.items()},
     )

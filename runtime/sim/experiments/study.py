@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.sim.experiments.presets import Case, Preset
+from runtime.sim.experiments.preset import Case, Preset
 from runtime.sim.experiments.run import play
-from runtime.sim.results.report import accuracy_of, document_of, ratios
+from runtime.sim.results.report import accuracy_of, classes_of, document_of, ratios
 from zoo.errors import InputError
 
 #: Values of the first run that the document repeats at its top.
@@ -77,7 +77,7 @@ def _case(
     for name, policy in case.scenario.policies.items():
         trace, log = files if not policies else (None, None)
         played = play(case.scenario, name, demand, trace, log, progress=count)
-        policies[name] = {"settings": asdict(policy), **document_of(played)}
+        policies[name] = {"settings": asdict(policy), **document_of(played), **classes_of(played, demand)}
         if case.scenario.apps.ladder:
             accuracy = dict(zip(case.scenario.apps.ladder, case.scenario.apps.accuracy, strict=True))
             policies[name]["accuracy"] = accuracy_of(played, accuracy)

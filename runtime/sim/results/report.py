@@ -2,6 +2,7 @@
 
 - Throughput: generated tokens over the time from the first arrival to the last end. `throughput_90`: only until nine
   tenths of them are generated, so that it does not depend on the longest answers.
+- `classes`: with classes of requests, the share of each that ended within its objective.
 - `in_system`: mean number of requests in the system, by Little's law.
 - Utilisation: share of the time in which a device runs a step, as the mean of all devices.
 - `kernels`: share of the time in which a kernel runs, which would be SM efficiency if each kernel filled the device.
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from runtime.sim.results.played import Played
+from runtime.sim.workload.requests import Demand
 
 _PERCENTS = {"p50": 50, "p95": 95, "p99": 99}
 #: The service-level objective: seconds until the first token, and per further token.
@@ -143,6 +145,21 @@ def accuracy_of(played: Played, accuracy: Mapping[str, float], pieces: int = 10)
         if (piece == at).any()
     ]
     return {"mean": float(found.mean()), "by_rate": sorted(rates)}
+
+
+def classes_of(played: Played, demand: Demand) -> dict[str, Any]:
+    """Return the attainment and latencies of each class of requests, under `classes`; nothing without classes."""
+    if demand.kind is None:
+        return {}
+    ledger = played.ledger
+    arrived, first, ended = (np.array(column) for column in (ledger.arrived, ledger.first, ledger.ended))
+    took, answered, found = (ended - arrived) / 1e9, (first > 0) & (ended > 0), {}
+    for number, each in enumerate(demand.classes):
+        mine = demand.kind[: len(arrived)] == number
+        found[each.name] = {"requests": int(mine.sum()), "latency": _spread(took[mine & answered])}
+        if each.slo_ms is not None and mine.any():
+            found[each.name]["met"] = float((answered & (took <= each.slo_ms / 1e3))[mine].mean())
+    return {"classes": found}
 
 
 def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,10 +29,21 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class RequestClass:
+    """A class of requests. `slo_ms`: None for no objective."""
+
+    name: str
+    slo_ms: int | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """Requests in the order of time, as columns.
 
     Fields:
+        classes: Classes of requests; empty where all are alike.
+        kind: Index in `classes`; None without classes.
         at: ns since the start.
         model: Index in `models`.
         prompt, answer: Tokens.
@@ -43,6 +54,8 @@ class Demand:
     model: Numbers
     prompt: Numbers
     answer: Numbers
+    classes: tuple[RequestClass, ...] = ()
+    kind: Numbers | None = None
 
     def __len__(self) -> int:
         return len(self.at)
@@ -54,25 +67,35 @@ class Demand:
 
     def requests(self, adaptive: bool = False) -> Iterator[SequenceRequest]:
         """Yield the requests one by one, so that a million of them need not be in memory at once."""
-        columns = self.at, self.model, self.prompt, self.answer
+        kinds = np.zeros(len(self), dtype=np.int64) if self.kind is None else self.kind
+        classes = self.classes or (RequestClass(""),)
+        columns = self.at, self.model, self.prompt, self.answer, kinds
         for first in range(0, len(self), _AT_ONCE):
             some = (column[first : first + _AT_ONCE].tolist() for column in columns)
-            for number, (at, model, prompt, answer) in enumerate(zip(*some, strict=True), first):
+            for number, (at, model, prompt, answer, kind) in enumerate(zip(*some, strict=True), first):
                 name = f"r{number}"
                 tokens = (number % _NUMBERS, *_zeros(prompt - 1))
                 yield SequenceRequest(
-                    name, name, self.models[model], tokens, _sampling(answer), adaptive=adaptive, arrival=at
+                    name,
+                    name,
+                    self.models[model],
+                    tokens,
+                    _sampling(answer),
+                    priority=classes[kind].priority,
+                    slo_ms=classes[kind].slo_ms,
+                    adaptive=adaptive,
+                    arrival=at,
                 )
 
     def faster(self, factor: float) -> Demand:
         """Return the same requests, arriving so many times as fast. Raises InputError."""
         if not 0 < factor < 1e9:
             raise InputError("a demand is made faster by a positive factor")
-        return Demand(self.models, np.rint(self.at / factor).astype(np.int64), self.model, self.prompt, self.answer)
+        return replace(self, at=np.rint(self.at / factor).astype(np.int64))
 
     def later(self, seconds: float) -> Demand:
         """Return the same requests, each so many seconds later."""
-        return Demand(self.models, self.at + round(seconds * SECOND), self.model, self.prompt, self.answer)
+        return replace(self, at=self.at + round(seconds * SECOND))
 
 
 def write_demand(demand: Demand, path: Path) -> None:
