@@ -182,12 +182,15 @@ def _moves(cluster: Mapping[str, Any]) -> Table:
 def _groups(queue: Mapping[str, Any]) -> Table:
     """Return the table of waiting groups, in their order; a forecast beyond the deadline is marked."""
     title = f"queue ({queue['plan']}): {queue['waiting']} waiting"
-    table = _table("model", "slo", "priority", "waiting", "due", "first ends", "last ends", title=title)
+    table = _table("model", "cell", "slo", "priority", "waiting", "due", "first ends", "last ends", title=title)
+    cells = {number: each["cell"] for each in queue["virtual"] for number in each["groups"]}
     for each in queue["groups"][:_ROWS]:
         late = " !" if each["first_end"] > each["due"] else ""
         slo = "-" if each["slo_ms"] is None else f"{each['slo_ms']} ms"
         times = (f"{each[name]:.1f} s" for name in ("due", "first_end", "last_end"))
-        table.add_row(each["model"], slo, str(each["priority"]), str(each["waiting"]) + late, *times)
+        table.add_row(
+            each["model"], cells.get(each["id"], "-"), slo, str(each["priority"]), str(each["waiting"]) + late, *times
+        )
     return table
 
 

@@ -247,13 +247,18 @@ class OrderConfig:
     Fields:
         soft_deadline_ms: Deadline of a request without `slo_ms`, from its arrival.
         evict: Whether running sequences give way to urgent ones (`qlm`).
+        cap_batches: Whether rows that can wait are left out of steps that would be too long for an urgent sequence that
+            runs (`qlm`).
+        cells: Whether each serving cell has a virtual queue of its own (`qlm`; QL-04), or one for all.
         group_batches: Most requests of a group, as a multiple of the mean number that run (QL-03; the paper's delta).
     """
 
     plan: Plan = "off"
     soft_deadline_ms: int = 600_000
     evict: bool = True
+    cap_batches: bool = True
     group_batches: int = 4
+    cells: bool = True
 
     def __post_init__(self) -> None:
         if self.plan not in get_args(Plan):
@@ -268,6 +273,14 @@ class OrderConfig:
     @property
     def evicts(self) -> bool:
         return self.plan == "qlm" and self.evict
+
+    @property
+    def by_cell(self) -> bool:
+        return self.plan == "qlm" and self.cells
+
+    @property
+    def caps(self) -> bool:
+        return self.plan == "qlm" and self.cap_batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """Measure interactive requests behind a batch: strict FCFS, orders by deadline, and running answers that give way.
 
     python -m benchmarks.queue.head_of_line STORE MODEL… [--batch 300] [--interactive 12] [--places 16] [--prompt 64]
-        [--tokens 48,160] [--answer 32] [--factor 3] [--side fcfs]… [--rounds 1] [--output FILE]
+        [--tokens 160,240] [--answer 24] [--factor 3] [--within SECONDS] [--slo SECONDS] [--side fcfs]… [--rounds 1]
+        [--output FILE]
 
 A batch of requests without a deadline is queued at once. The interactive ones come one after another while it runs,
-spread over the first two thirds of its time under `fcfs`; each has an SLO of `--factor` times its mean time alone. A
-side is an order (`zoo serve --plan`) with a driver of its own on the real engine; `qlm-stay` is `qlm` without eviction.
+spread over `--within` seconds (default: the first two thirds of its time under the first side); each has an SLO of
+`--factor` times its mean time alone (or `--slo`, to repeat one side under the same conditions). A side is an order
+(`zoo serve --plan`) with a driver of its own on the real engine; `qlm-stay` is `qlm` without eviction, `qlm-whole` is
+`qlm` with all rows in every step.
 
 - `met`: share of the interactive requests that ended within their SLO.
 - `tokens_per_second`: of batch and interactive requests together, until the last one ended.
@@ -38,6 +41,7 @@ SIDES: Mapping[str, Mapping[str, Any]] = {
     "fcfs": {"plan": "fcfs"},
     "edf": {"plan": "edf"},
     "qlm-stay": {"plan": "qlm", "order": OrderConfig(evict=False)},
+    "qlm-whole": {"plan": "qlm", "order": OrderConfig(cap_batches=False)},
     "qlm": {"plan": "qlm"},
 }
 #: The interactive requests come within this share of the time that the batch takes.
@@ -150,15 +154,15 @@ class OpenLine:
 def measure(zoo: Zoo, models: Sequence[str], load: LineLoad, sides: Sequence[str], args: argparse.Namespace) -> Any:
     """Return a document with each side's figures, one list entry per round."""
     first: LineRun | None = None
-    slo = within = 0.0
+    slo, within = args.slo or 0.0, args.within or 0.0
     document: dict[str, Any] = {"sides": {side: [] for side in sides}}
     for _ in range(args.rounds):
         for side in sides:
             line = OpenLine(zoo, models, side, args.places)
             try:
                 alone = line.alone(load)
-                if not slo:
-                    slo = args.factor * alone
+                slo = slo or args.factor * alone
+                if not within:
                     within = _SPREAD * line.run(load, slo, None).seconds
                 made = line.run(load, slo, within)
             finally:
@@ -187,9 +191,11 @@ def main() -> None:
     parser.add_argument("--interactive", type=int, default=12)
     parser.add_argument("--places", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=64)
-    parser.add_argument("--tokens", type=lambda text: tuple(map(int, text.split(","))), default=(48, 160))
-    parser.add_argument("--answer", type=int, default=32)
+    parser.add_argument("--tokens", type=lambda text: tuple(map(int, text.split(","))), default=(160, 240))
+    parser.add_argument("--answer", type=int, default=24)
     parser.add_argument("--factor", type=float, default=3.0)
+    parser.add_argument("--within", type=float)
+    parser.add_argument("--slo", type=float)
     parser.add_argument("--side", action="append", choices=tuple(SIDES))
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)

@@ -73,7 +73,7 @@ from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.order.deadlines import DeadlineOrder
-from runtime.scheduler.order.evictions import Evictions
+from runtime.scheduler.order.ordering import OrderParts, cells_by, deadline_order
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.residency import Residency
@@ -116,12 +116,11 @@ class Scheduler:
         served = {chain.model: chain for chain in chains}
         out, counters = CommandOutbox(), Counters()
         prompts = SharedPrompts(config, served, devices, out, counters)
-        order: DeadlineOrder | None = None
-        if config.order.by_deadline:
-            order = DeadlineOrder(config.order, config.max_num_seqs * config.devices, times.record_request)
+        order = deadline_order(config, times)
         self._state = ClusterState(
             config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, out,
-            counters=counters, order=order, waiting=WaitingQueue(None if order is None else order.forecasts),
+            counters=counters, waiting=WaitingQueue(None if order is None else order.forecasts), order=order,
+            cells=cells_by(config, order, devices, placed),
         )  # fmt: skip
         self._prefix_cache = PrefixCache(self._state)
         self._updates = ModelUpdates(self._state, self._prefix_cache)
@@ -132,10 +131,9 @@ class Scheduler:
         self._seating = SequenceLifecycle(self._state, self._prefix_cache, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
-        self._evictions = None if order is None else Evictions(self._state, self._seating, order, config.order.evicts)
+        self._order = None if order is None else OrderParts(self._state, self._seating, order)
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
-        block = None if self._evictions is None else self._evictions.block
-        self._admission = Admission(self._state, self._seating, chooser, self.residency, block)
+        self._admission = Admission(self._state, self._seating, chooser, self.residency, self._order)
         self.migrations = Migrations(self._state, self._seating, moves)
         self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, self.migrations.at_rest)
         self._fleet = DeviceEvents(
@@ -153,6 +151,8 @@ class Scheduler:
         match event:
             case RowsDone():
                 self._rows.rows_done(event, now)
+                if self._order is not None:
+                    self._order.record_rows(event, now)
             case AddRequest():
                 self._admission.arrive(event.request, now)
             case AddRequests():
@@ -197,7 +197,8 @@ class Scheduler:
                 self._fleet.relent(now)
                 self.residency.retry_waiting(now)
                 self.control.tick(now)
-                self._review_deadlines(now)
+                if self._order is not None:
+                    self._order.review(now)
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
             case ResumeSequence():
@@ -214,6 +215,8 @@ class Scheduler:
         Sends next rows, retries sequences that wait for pages, and admits waiting ones where something has changed.
         """
         state = self._state
+        if self._order is not None:
+            self._order.begin(now)
         self._issue(now)
         if state.starved:
             self._rows.feed(now)
@@ -222,17 +225,10 @@ class Scheduler:
             self._updates.go_on(now)
             if len(state.waiting):
                 self._admission.admit(now)
-                if self._evictions is not None and self._evictions.review(now):
-                    self._admission.admit(now)
-                    self._evictions.forget_blocked()
+                if self._order is not None:
+                    self._order.end_admission(self._admission.admit, now)
                 self._issue(now)
         return state.out.flush()
-
-    def _review_deadlines(self, now: int) -> None:
-        """Measure the progress of running sequences, and admit again: a waiting one may have become urgent."""
-        if self._state.order is not None:
-            self._state.order.sample(self._state.running.values(), now)
-            self._state.changed |= len(self._state.waiting) > 0
 
     def _issue(self, now: int) -> None:
         ready, self._state.ready = self._state.ready, []

@@ -21,6 +21,7 @@ from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_index import PrefixIndex
 from runtime.scheduler.kv.shared_prompts import SharedPrompts
 from runtime.scheduler.observe.measured_times import MeasuredTimes
+from runtime.scheduler.order.cells import CellAssignment
 from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap, blocks_of
@@ -46,6 +47,7 @@ class ClusterState:
         changed: Whether a waiting sequence might fit now: then admission and model updates run at the end of the event.
         placed: Whether blocks have been placed on devices.
         order: Deadlines and predicted times; None where sequences run by arrival.
+        cells: Serving cells; None where sequences run on any devices.
     """
 
     config: ClusterConfig
@@ -73,6 +75,7 @@ class ClusterState:
     changed: bool = False
     placed: bool = False
     order: DeadlineOrder | None = None
+    cells: CellAssignment | None = None
 
     def in_use(self) -> list[Chain]:
         """Return every chain that new or live sequences may need, with variants and chains on their way in or out."""
@@ -184,5 +187,6 @@ class ClusterState:
                 sequence.flying == (sequence.seq in self.starved)
                 and not sequence.waits.held
                 and sequence.waits.paused is None
+                and not sequence.waits.left_out
             ):
                 raise RuntimeError(f"{sequence.seq} neither runs a row nor waits for pages")

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Standard deviations of a normal distribution below which 97.5 % lie.
+#: Standard deviations of a normal distribution within which 95 % lie.
 _SIGMAS = 1.96
 
 
@@ -31,12 +31,14 @@ class Forecast:
         wait: Expected time to its start.
         end: Expected time to its end.
         sigma: Standard deviation of the time to its end by the variances of the work alone.
+        unit: The same with the error of the times themselves.
         least, most: Bounds of the time to its end that hold for 95 %.
     """
 
     wait: int
     end: int
     sigma: int
+    unit: int
     least: int
     most: int
 
@@ -47,6 +49,7 @@ def forecast(
     own: Occupancy,
     places: int,
     error: float = 0.0,
+    sigmas: float = _SIGMAS,
 ) -> Forecast:
     """Return the forecast of a request.
 
@@ -56,6 +59,7 @@ def forecast(
         own: Its own work.
         places: Requests that run at a time, at least 1.
         error: Relative standard deviation of the times themselves, which the variances of the work do not hold.
+        sigmas: Width of the bounds on either side, in standard deviations (`policy.slo.bounds`).
     """
     mean = variance = 0.0
     count = queued = 0
@@ -73,5 +77,6 @@ def forecast(
         unfinished = (places - 1) * (second / (2 * first) if first else left)
         wait = max(mean - unfinished, 0.0) / places
     end, variance = wait + own.mean, variance / places**2 + own.variance
-    spread = _SIGMAS * (variance + (error * end) ** 2) ** 0.5
-    return Forecast(int(wait), int(end), int(variance**0.5), int(max(end - spread, 0.0)), int(end + spread))
+    unit = (variance + (error * end) ** 2) ** 0.5
+    least, most = max(end - sigmas * unit, 0.0), end + sigmas * unit
+    return Forecast(int(wait), int(end), int(variance**0.5), int(unit), int(least), int(most))

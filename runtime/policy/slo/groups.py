@@ -167,11 +167,34 @@ class WaitingGroups:
         """Return the group of a live request, None for one that never waited."""
         return self._of.get(seq)
 
-    def first(self, chain: str) -> Member:
-        """Return the first waiting request of a chain. Raises ValueError if none waits."""
-        groups = (group for group in self._by_chain.get(chain, {}).values() if len(group))
-        first: Group = min(groups, key=lambda group: group.order)
-        return next(iter(first))
+    def first(self, chain: str, cell: str | None = None) -> Member | None:
+        """Return the first waiting request of a chain, in one cell if that is given; None if none waits there."""
+        groups = (
+            group
+            for group in self._by_chain.get(chain, {}).values()
+            if len(group) and (cell is None or group.cell == cell)
+        )
+        first = min(groups, key=lambda group: group.order, default=None)
+        return None if first is None else next(iter(first))
+
+    def cells(self, chain: str) -> set[str]:
+        """Return the cells in which requests of a chain wait."""
+        return {group.cell for group in self._by_chain.get(chain, {}).values() if len(group)}
+
+    def take_first(self, group: Group, count: int) -> Group:
+        """Return a new group with the first waiting members of a group, at least 1; the group itself if that is all."""
+        if count >= len(group) and not group.started:
+            return group
+        rest, turns = self._new(group.key, before=group), group._turns[:count]
+        for turn in turns:
+            member = group._remove(turn)
+            rest._add(turn, member)
+            self._of[member.seq] = rest
+        group.live, rest.live = group.live - len(turns), len(turns)
+        self._told = rest.id
+        if not group.live:
+            self._remove_group(group)
+        return rest
 
     def of_chain(self, chain: str) -> list[Group]:
         """Return the groups of a chain with waiting members, in their order."""
@@ -208,16 +231,19 @@ class WaitingGroups:
             return
         group.live -= 1
         if not group.live:
-            key = group.key
-            del self._groups[group.id], self._by_chain[key.chain][group.id]
-            self._by_key[key].remove(group)
-            self._ended(group)
-            if not self._by_chain[key.chain]:
-                del self._by_chain[key.chain]
-            if not self._by_key[key]:
-                del self._by_key[key]
-            else:
-                self._split_last(key)
+            self._remove_group(group)
+
+    def _remove_group(self, group: Group) -> None:
+        key = group.key
+        del self._groups[group.id], self._by_chain[key.chain][group.id]
+        self._by_key[key].remove(group)
+        self._ended(group)
+        if not self._by_chain[key.chain]:
+            del self._by_chain[key.chain]
+        if not self._by_key[key]:
+            del self._by_key[key]
+        else:
+            self._split_last(key)
 
     def _open(self, key: GroupKey) -> Group:
         """Return the last group of a key, a new one if that is full or has started."""
@@ -227,10 +253,11 @@ class WaitingGroups:
             return groups[-1]
         return self._new(key)
 
-    def _new(self, key: GroupKey) -> Group:
+    def _new(self, key: GroupKey, before: Group | None = None) -> Group:
         self._last += 1
         group = self._groups[self._last] = Group(self._last, key)
-        self._by_key.setdefault(key, []).append(group)
+        groups = self._by_key.setdefault(key, [])
+        groups.insert(len(groups) if before is None else groups.index(before), group)
         self._by_chain.setdefault(key.chain, {})[group.id] = group
         return group
 

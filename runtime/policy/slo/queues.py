@@ -8,7 +8,7 @@ over when all of its groups have ended. Queues hold numbers of groups only. Pure
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from runtime.policy.slo.groups import Group, WaitingGroups
 
@@ -19,11 +19,16 @@ class VirtualQueues:
     def __init__(self) -> None:
         self.groups = WaitingGroups(self._opened, self._close)
         self._planned: dict[str, dict[int, Group]] = {}
+        #: Names of the cells; empty where there are none.
+        self.cells: tuple[str, ...] = ()
+        #: Returns the cell of a new group.
+        self.choose: Callable[[Group], str] = lambda group: ""
 
     def follow(self, orders: Mapping[str, Sequence[int]]) -> None:
-        """Let groups run in these orders, by cell; the numbers of groups that have ended are left out.
+        """Let groups run in these orders, by cell. Raises ValueError if a group is named twice.
 
-        A group is assigned to the cell that names it. Raises ValueError if a group is named twice.
+        A group is assigned to the cell that names it. What a plan cannot know is left out: groups that have ended, or
+        have started elsewhere, and cells that are no more. Where there is one cell, its name does not matter.
         """
         named = [number for order in orders.values() for number in order]
         if len(set(named)) != len(named):
@@ -31,15 +36,26 @@ class VirtualQueues:
         for group in self.groups.all():
             group.place, group.planned = 0, False
         self._planned = {}
-        for cell, order in orders.items():
-            known = [found for number in order if (found := self.groups.get(number)) is not None]
+        for named_cell, order in orders.items():
+            cell = self.cells[0] if len(self.cells) == 1 else named_cell
+            if self.cells and cell not in self.cells:
+                continue
+            found = (self.groups.get(number) for number in order)
+            known = [each for each in found if each is not None and (not each.started or each.cell == cell)]
             for at, group in enumerate(known):
                 group.cell, group.place, group.planned = cell, 2 * at + 1, True
             if known:
                 self._planned[cell] = {group.id: group for group in known}
         for group in self.groups:
             if not group.planned:
-                self._opened(group)
+                self._put(group)
+
+    def assign(self, group: Group, cell: str) -> None:
+        """Assign a group to another cell, where it stands by its deadline."""
+        self._leave_plan(group)
+        group.cell, group.place, group.planned = cell, 0, False
+        if len(group):
+            self._put(group)
 
     def orders(self) -> dict[str, list[int]]:
         """Return the numbers of the groups with waiting members, in their order, by cell."""
@@ -49,6 +65,10 @@ class VirtualQueues:
         return found
 
     def _opened(self, group: Group) -> None:
+        group.cell = self.choose(group)
+        self._put(group)
+
+    def _put(self, group: Group) -> None:
         """Give a group that no plan names its place among those that a plan does."""
         planned = self._planned.get(group.cell)
         if planned is None:
@@ -58,6 +78,10 @@ class VirtualQueues:
         group.place = min(later, default=max(each.place for each in planned.values()) + 1)
 
     def _close(self, group: Group) -> None:
+        self._leave_plan(group)
+
+    def _leave_plan(self, group: Group) -> None:
+        """Take a group out of its cell's plan, which is over with its last group."""
         planned = self._planned.get(group.cell)
         if planned is not None and planned.pop(group.id, None) is not None and not planned:
             del self._planned[group.cell]

@@ -11,8 +11,9 @@ Contract:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 from runtime.chains import Chain, Path, Stage, devices_of
 from runtime.control.request_checks import refusal
@@ -35,10 +36,20 @@ from runtime.types import SequenceRequest
 _LOOKED = 50_000_000
 
 
+class Bounding(Protocol):
+    """An order by deadline, as far as admission needs it."""
+
+    def block(self, sequence: ScheduledSequence, route: Route) -> None:
+        """Record a waiting sequence that finds no room on the route that it would take."""
+
+    def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
+        """Return whether a waiting sequence is not to start on these devices now."""
+
+
 class Admission:
     """Accept or refuse requests, and admit waiting sequences to paths.
 
-    `blocked` gets each sequence that finds no room on the route that it would take.
+    `order`: what may keep a sequence from starting, and is told what finds no room.
     """
 
     def __init__(
@@ -47,13 +58,13 @@ class Admission:
         seating: SequenceLifecycle,
         adaptive: VariantChooser,
         residency: Residency,
-        blocked: Callable[[ScheduledSequence, Route], None] | None = None,
+        order: Bounding | None = None,
     ) -> None:
         self._state = state
         self._residency = residency
         self._seating = seating
         self._adaptive = adaptive
-        self._blocked = blocked
+        self._order = order
         self._arrivals = 0
         #: By version of a chain: time in ns of the latest search for idle instances of it.
         self._looked: dict[str, int] = {}
@@ -85,8 +96,10 @@ class Admission:
         state.sequences[request.seq] = sequence
         state.users[chain.loaded_as] += 1
         if state.order is not None:
-            state.order.forecasts.promise(sequence, state.running.values(), now)
-        state.waiting.add(sequence)
+            state.waiting.add(sequence)
+            state.order.forecasts.promise(sequence, now)
+        else:
+            state.waiting.add(sequence)
         state.changed = True
 
     def admit(self, now: int) -> None:
@@ -120,13 +133,14 @@ class Admission:
                         context=sequence.tokens,
                         groups=sequence.longest,
                         on_table=told,
+                        within=self._within(sequence),
                     )
             if route is None or not self._enters(sequence, route, full, now):
                 if state.config.order.plan == "fcfs":
                     return
                 heapq.heappop(heads)
                 continue
-            after = state.waiting.first(sequence.chain.version)
+            after = state.waiting.after(sequence)
             if after is None:
                 heapq.heappop(heads)
             else:
@@ -146,6 +160,11 @@ class Admission:
             and self._hopeless(sequence, route, missing or ()) is None
         )
 
+    def _within(self, sequence: ScheduledSequence) -> frozenset[str] | None:
+        """Return the devices of a waiting sequence's cell; None where it may run on all."""
+        cells = self._state.cells
+        return None if cells is None else cells.devices_of(sequence)
+
     def turn_away(self, now: int) -> None:
         """End all waiting sequences of chains that the cluster cannot hold."""
         for sequence in tuple(self._state.waiting):
@@ -155,6 +174,9 @@ class Admission:
 
     def _enters(self, sequence: ScheduledSequence, route: Route, full: set[str], now: int) -> bool:
         """Place a sequence where its prefix is, or on a route; return False where it has to wait."""
+        if self._order is not None and self._order.holds_back(sequence, route.devices, now):
+            full.update(route.devices)
+            return False
         shares = self._may_share(sequence)
         found = self._matches(sequence, route.path) if shares else ()
         layers = sequence.chain.spec.kv_layers
@@ -167,7 +189,10 @@ class Admission:
         self, sequence: ScheduledSequence, cheapest: Route, found: Sequence[PrefixMatch], full: set[str], now: int
     ) -> bool:
         """Place a sequence on the path with the longest cached prefix that has room and costs little enough (BL-19)."""
+        within = self._within(sequence)
         for match in found:
+            if within is not None and not within.issuperset(hop.device for hop in match.path):
+                continue
             if any(hop.device in full for hop in match.path) or not self._state.router.allows(
                 sequence.chain, match.path
             ):
@@ -227,7 +252,7 @@ class Admission:
         """Place a sequence on a route, or end it if it can never run; return False where it has to wait."""
         router, alive = self._state.router, self._state.devices.alive
         if router.holds(route) < sequence.longest:  # another route may hold it
-            route = router.roomier(sequence.chain, route, sequence.longest)
+            route = router.roomier(sequence.chain, route, sequence.longest, self._within(sequence))
         if (full and not full.isdisjoint(route.devices)) or not all(map(alive, route.devices)):
             return False
         missing = router.lacking(route)
@@ -248,6 +273,7 @@ class Admission:
                 sequence.tokens,
                 sequence.longest,
                 partial(self._trace_choice, now),
+                self._within(sequence),
             )
             if other is None or router.lacking(other) or not full.isdisjoint(other.devices):
                 return False
@@ -256,8 +282,8 @@ class Admission:
             route = other
         if not self._fits(sequence, route, now):
             full.update(route.devices)
-            if self._blocked is not None:
-                self._blocked(sequence, route)
+            if self._order is not None:
+                self._order.block(sequence, route)
             return False
         self._seating.seat(sequence, route, now)
         self._residency.record_use(sequence, now)
@@ -277,7 +303,9 @@ class Admission:
 
     def _again(self, sequence: ScheduledSequence, full: set[str], now: int) -> bool:
         """Retry `_let_in` with a new route; each retry has one instance less to choose from."""
-        route = self._state.router.route(sequence.chain, self._state.devices.loads, groups=sequence.longest)
+        route = self._state.router.route(
+            sequence.chain, self._state.devices.loads, groups=sequence.longest, within=self._within(sequence)
+        )
         return route is not None and self._let_in(sequence, route, full, now)
 
     def _warm(self, chain: Chain, route: Route, now: int) -> None:

@@ -61,14 +61,19 @@ class WaitingQueue:
         sequence.rank = rank
         self.add(sequence)
 
-    def first(self, version: str) -> ScheduledSequence | None:
-        """Return the first sequence of a chain, None if none waits."""
-        queue = self._queues.get(version)
-        return None if queue is None else queue.first()
+    def after(self, sequence: ScheduledSequence) -> ScheduledSequence | None:
+        """Return the first sequence of a chain, in the cell of this one, which has just left; None if none waits."""
+        queue = self._queues.get(sequence.chain.version)
+        if queue is None:
+            return None
+        return queue.after(sequence) if isinstance(queue, GroupedQueue) else queue.first()
 
     def heads(self) -> list[ScheduledSequence]:
-        """Return the first sequence of each chain, in rank order."""
-        return sorted((queue.first() for queue in self._queues.values()), key=self.rank)
+        """Return the first sequence of each chain, and of each cell where there are any, in rank order."""
+        found: list[ScheduledSequence] = []
+        for queue in self._queues.values():
+            found += queue.firsts() if isinstance(queue, GroupedQueue) else (queue.first(),)
+        return sorted(found, key=self.rank)
 
     def rank(self, sequence: ScheduledSequence) -> tuple[int, ...]:
         """Return where a sequence, which may run already, stands among all."""

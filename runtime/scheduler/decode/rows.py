@@ -267,7 +267,7 @@ class DecodeLoop:
         starved = self._state.starved
         if sequence.waits.doomed:
             self._seating.preempt(sequence, now)
-        elif sequence.waits.paused is not None:
+        elif sequence.waits.paused is not None or sequence.waits.left_out:
             return
         elif not self._issue(sequence, now):
             starved[sequence.seq] = sequence
@@ -277,15 +277,16 @@ class DecodeLoop:
     def feed(self, now: int) -> None:
         """Retry sequences that wait for pages, in rank order.
 
-        If no other sequence makes progress, preempt the lowest in rank: a paused one with pages if there is any, else a
-        starved one.
+        If no other sequence makes progress, preempt the lowest in rank: a paused or left out one with pages if there
+        is any, else a starved one.
         """
         starved = self._state.starved
         for sequence in sorted(starved.values(), key=self._state.waiting.rank):
             if sequence.seq in starved:
                 self.go_on(sequence, now)
         if starved and not any(m.flying or m.waits.held for m in self._state.running.values()):
-            paused = [m for m in self._state.running.values() if m.waits.paused is not None and m.pages.groups]
+            running = self._state.running.values()
+            paused = [m for m in running if (m.waits.paused is not None or m.waits.left_out) and m.pages.groups]
             self._seating.preempt(max(paused or starved.values(), key=self._state.waiting.rank), now)
             for sequence in sorted(starved.values(), key=self._state.waiting.rank):
                 if sequence.seq in starved:

@@ -150,7 +150,8 @@ class QueuePicture:
 
     Fields:
         groups: In their order.
-        virtual: The virtual queue of each cell: the ids of its groups. There is one cell, the whole cluster.
+        virtual: The virtual queue of each cell: the ids of its groups. One named `all` where sequences run
+            on any devices.
     """
 
     plan: str
@@ -212,9 +213,10 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
 
 
 def _queue(scheduler: Scheduler) -> QueuePicture | None:
-    order, running = scheduler.order, [each for each in scheduler.sequences.values() if each.path]
+    order = scheduler.order
     if order is None:
         return None
+    forecasts = order.forecasts.by_group(order.now)
     groups = tuple(
         GroupPicture(
             id=str(each.id),
@@ -226,9 +228,12 @@ def _queue(scheduler: Scheduler) -> QueuePicture | None:
             first_end=(each.first - order.now) / 1e9,
             last_end=(each.last - order.now) / 1e9,
         )
-        for each in order.forecasts.by_group(running, order.now)
+        for each in forecasts
     )
-    cells = ({"cell": "all", "groups": tuple(each.id for each in groups)},)
+    by_cell: dict[str, list[str]] = {name: [] for name in order.forecasts.queues.cells}
+    for told in forecasts:
+        by_cell.setdefault(told.cell, []).append(str(told.id))
+    cells = tuple({"cell": name or "all", "groups": tuple(ids)} for name, ids in by_cell.items())
     return QueuePicture(order.plan, sum(each.waiting for each in groups), groups, cells)
 
 

@@ -55,6 +55,8 @@ class DeadlineOrder:
         self._batch = _Mean(places)
         self._size = config.group_batches
         self.plan = config.plan
+        #: By device: the least time of a decode step there, with its urgent rows alone; where steps are capped.
+        self.quickest: dict[str, float] = {}
         #: Time of the latest sample.
         self.now = 0
 
@@ -84,7 +86,7 @@ class DeadlineOrder:
             first: ScheduledSequence | None = head
             while first is not None and (rank := self._late_rank(first, now)) is not None:
                 waiting.rerank(first, rank)
-                first = waiting.first(head.chain.version)
+                first = waiting.after(first)
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
@@ -100,6 +102,7 @@ class DeadlineOrder:
     def record_leave(self, sequence: ScheduledSequence, now: int) -> None:
         """Record that a sequence leaves its devices."""
         self._times.end(sequence.seq, sequence.chain.model, len(sequence.output), now)
+        self.forecasts.record_leave(sequence)
 
     def record_end(self, sequence: ScheduledSequence, reason: FinishReason, now: int) -> None:
         """Record the length of an answer, and what became of its forecast."""
@@ -120,16 +123,18 @@ class DeadlineOrder:
     # -- predictions ---------------------------------------------------------------------------------------------------
 
     def service(self, sequence: ScheduledSequence) -> int:
-        """Return the expected time from the start of a waiting sequence to its end."""
-        return self._context(sequence) + self._times.tokens(sequence.chain.model, self._expected(sequence))
+        """Return the expected time from the next start of a sequence to its end."""
+        return int(self.forecasts.anew(sequence).mean)
 
     def shortest(self, sequence: ScheduledSequence) -> int:
-        """Return a time in which it may end, if all goes well."""
-        return int(_LUCK * self.service(sequence))
+        """Return a time in which it may end, if all goes well, and rows that can wait are left out of its steps."""
+        service, token = self.forecasts.anew(sequence).mean, self._times.tokens(sequence.chain.model, 1)
+        gain = token - min(self.quickest.values()) if self.quickest else 0.0
+        return int(_LUCK * (service - max(gain, 0.0) * self._expected(sequence)))
 
     def longest(self, sequence: ScheduledSequence) -> int:
-        """Return an upper bound of that time, which holds for 95 % of the answers."""
-        return self._context(sequence) + self._rest(sequence)
+        """Return an upper bound of the time from its next start to its end, which holds for 95 % of the answers."""
+        return self.forecasts.longest(sequence, anew=True)
 
     def rest(self, sequence: ScheduledSequence) -> int:
         """Return the expected time that a running sequence still takes."""
@@ -137,8 +142,11 @@ class DeadlineOrder:
 
     def ends(self, sequence: ScheduledSequence) -> int:
         """Return an upper bound of the time that a running sequence still takes, for 95 % of the answers."""
-        left = sequence.tokens - sequence.computed
-        return (self._times.context(sequence.chain.model, left) if left > 1 else 0) + self._rest(sequence)
+        return self.forecasts.longest(sequence, anew=False)
+
+    def context(self, sequence: ScheduledSequence, tokens: int) -> int:
+        """Return the time to compute so many tokens of a sequence before its next one."""
+        return self._times.context(sequence.chain.model, tokens)
 
     def settled(self, sequence: ScheduledSequence, now: int) -> bool:
         """Return whether a running sequence has run as long as its next start would take, and made a token since."""
@@ -160,13 +168,6 @@ class DeadlineOrder:
             return None
         later = self._soft if request.slo_ms is None else min(self._soft, _LATER * request.slo_ms * 1_000_000)
         return sequence.rank._replace(order=max(now, sequence.rank.order) + later)
-
-    def _context(self, sequence: ScheduledSequence) -> int:
-        return self._times.context(sequence.chain.model, sequence.tokens)
-
-    def _rest(self, sequence: ScheduledSequence) -> int:
-        count = self._lengths.at_most(answers_of(sequence), len(sequence.output), sequence.request.sampling.max_tokens)
-        return self._times.tokens(sequence.chain.model, count)
 
     def _expected(self, sequence: ScheduledSequence) -> float:
         return self._lengths.expected(answers_of(sequence), len(sequence.output), sequence.request.sampling.max_tokens)

@@ -33,7 +33,7 @@ class Evictions:
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room on its route. The first of a pass is the most urgent."""
         if self._blocked is None:
-            self._order.forecasts.limit(len(self._state.running))
+            self._order.forecasts.limit(sequence)
             self._blocked = (sequence, route)
 
     def review(self, now: int) -> bool:

@@ -8,9 +8,10 @@ What waits is counted by groups (`policy.slo.groups`), so that a forecast costs 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from runtime.policy.slo.bounds import OutcomeBounds
 from runtime.policy.slo.forecast import Forecast, Occupancy, forecast
 from runtime.policy.slo.groups import Group, GroupKey, Member
 from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
@@ -44,6 +45,7 @@ class GroupForecast:
 
     Fields:
         id: Its number.
+        cell: Name of the cell that it waits for; empty where there are none.
         waiting: Number of its members.
         due: Deadline of its first member, in ns of the driver's clock.
         first, last: Forecasts of the ends of its first and last member, in ns of the driver's clock.
@@ -51,6 +53,7 @@ class GroupForecast:
 
     id: int
     key: GroupKey
+    cell: str
     waiting: int
     due: int
     first: int
@@ -75,7 +78,7 @@ class Forecasts:
 
     Args:
         soft: Time in ns in which a request without `slo_ms` is to end.
-        places: Sequences that may run at a time; fewer do where pages are short, which `limit` tells.
+        places: Sequences that may run in a cell at a time; fewer do where pages are short, which `limit` tells.
         outcome: Receives (now, forecast in seconds, measured seconds) of each request that ends.
     """
 
@@ -87,9 +90,12 @@ class Forecasts:
         places: int,
         outcome: Callable[[int, float, float], None],
     ) -> None:
-        self._times, self._lengths, self._places, self._outcome = times, lengths, places, outcome
+        self._times, self._lengths, self._outcome = times, lengths, outcome
+        self._most, self._places = places, dict[str, int]()
+        self._running: dict[str, ScheduledSequence] = {}
         self._soft = soft
         self._error = 0.0  # square of the relative error that variances of lengths do not explain
+        self._bounds = OutcomeBounds()
         self._promises: dict[str, _Promise] = {}
         self.queues = VirtualQueues()
         self.groups = self.queues.groups
@@ -108,24 +114,37 @@ class Forecasts:
         """Count it no more."""
         self.groups.remove(sequence.seq)
 
-    def limit(self, running: int) -> None:
-        """Record that a sequence found no room beside so many running ones."""
-        self._places = max(running, 1)
+    def limit(self, sequence: ScheduledSequence) -> None:
+        """Record that a waiting sequence finds no room beside those that run in its cell."""
+        cell = self._cell(sequence)
+        self._places[cell] = max(self.running(cell), 1)
 
-    def promise(self, sequence: ScheduledSequence, running: Collection[ScheduledSequence], now: int) -> None:
-        """Forecast the end of a request that arrives, before it is counted as waiting."""
-        key, rank = self._key(sequence), (sequence.request.priority, sequence.rank.order)
-        ahead = [group for group in self.groups if group.key == key or (group.key.priority, group.due) <= rank]
-        waiting = ((len(group), self.work(group)) for group in ahead)
-        rests = map(self.rest, running)
-        made = forecast(rests, waiting, self.rest(sequence), self._places, self._error**0.5)
+    def promise(self, sequence: ScheduledSequence, now: int) -> None:
+        """Forecast the end of a request that has arrived, and is the last of its group."""
+        own = self.groups.group_of(sequence.seq)
+        if own is None:
+            return  # it is paused
+        rank = (own.key.priority, own.place, sequence.rank.order)
+        waiting = (
+            (len(group) - (group is own), self.work(group))
+            for group in self.groups
+            if group.cell == own.cell and (group is own or group.order[:3] <= rank)
+        )
+        rests = [self.rest(each) for each in self._here(own.cell)]
+        error, sigmas = self._error**0.5, self._bounds.sigmas
+        made = forecast(rests, waiting, self.rest(sequence), self._places.get(own.cell, self._most), error, sigmas)
         self._promises[sequence.seq] = _Promise(now, made)
 
     def record_start(self, sequence: ScheduledSequence, now: int) -> None:
         self.groups.start(sequence.seq)
+        self._running[sequence.seq] = sequence
         promise = self._promises.get(sequence.seq)
         if promise is not None and promise.started is None:
             promise.started = now
+
+    def record_leave(self, sequence: ScheduledSequence) -> None:
+        """Record that a sequence leaves its devices."""
+        self._running.pop(sequence.seq, None)
 
     def record_end(self, sequence: ScheduledSequence, completed: bool, now: int) -> None:
         """Compare a request's forecast with what it took; `completed`: it ended by itself or at its limit."""
@@ -152,24 +171,58 @@ class Forecasts:
 
     def rest(self, sequence: ScheduledSequence) -> Occupancy:
         """Return the work that a waiting or running sequence still is."""
-        made, most = len(sequence.output), sequence.request.sampling.max_tokens
-        left = sequence.tokens - sequence.computed
-        return self._work_of(sequence.chain.model, answers_of(sequence), left if left > 1 else 0, made, most)
+        return self._work_from(sequence, sequence.tokens - sequence.computed)
 
-    def by_group(self, running: Iterable[ScheduledSequence], now: int) -> list[GroupForecast]:
+    def anew(self, sequence: ScheduledSequence) -> Occupancy:
+        """Return the work that it is from its next start, what it has to compute again included."""
+        return self._work_from(sequence, sequence.tokens)
+
+    def longest(self, sequence: ScheduledSequence, anew: bool) -> int:
+        """Return an upper bound of the time that `anew` or `rest` predicts, for 95 % of the answers."""
+        context, model = sequence.tokens - (0 if anew else sequence.computed), sequence.chain.model
+        begin = self._times.context(model, context) if context > 1 else 0
+        return begin + self._times.tokens(model, self.most_tokens(sequence))
+
+    def most_tokens(self, sequence: ScheduledSequence) -> int:
+        """Return an upper bound of the tokens that a sequence still gets, for 95 % of the answers; at least 1."""
+        return self._lengths.at_most(answers_of(sequence), len(sequence.output), sequence.request.sampling.max_tokens)
+
+    def running(self, cell: str) -> int:
+        """Return how many sequences run in a cell."""
+        return len(self._here(cell))
+
+    def backlog(self, cell: str) -> float:
+        """Return the time in which a cell has served all that runs and waits there."""
+        work = sum(self.rest(each).mean for each in self._here(cell))
+        work += sum(len(group) * self.work(group).mean for group in self.groups if group.cell == cell)
+        return work / self._places.get(cell, self._most)
+
+    def by_group(self, now: int) -> list[GroupForecast]:
         """Return the waiting groups in their order, with forecasts."""
-        rests = [self.rest(sequence) for sequence in running]
-        ahead: list[tuple[int, Occupancy]] = []
+        rests: dict[str, list[Occupancy]] = {}
+        ahead: dict[str, list[tuple[int, Occupancy]]] = {}
         found = []
         for group in self.groups:
-            count, own = len(group), self.work(group)
-            first = forecast(rests, ahead, own, self._places)
-            last = forecast(rests, [*ahead, (count - 1, own)], own, self._places) if count > 1 else first
-            found.append(GroupForecast(group.id, group.key, count, group.due, now + first.end, now + last.end))
-            ahead.append((count, own))
+            if group.cell not in rests:
+                rests[group.cell] = [self.rest(each) for each in self._here(group.cell)]
+            here, before = rests[group.cell], ahead.setdefault(group.cell, [])
+            count, own, places = len(group), self.work(group), self._places.get(group.cell, self._most)
+            first = forecast(here, before, own, places)
+            last = forecast(here, [*before, (count - 1, own)], own, places) if count > 1 else first
+            end, until = now + first.end, now + last.end
+            found.append(GroupForecast(group.id, group.key, group.cell, count, group.due, end, until))
+            before.append((count, own))
         return found
 
+    def _cell(self, sequence: ScheduledSequence) -> str:
+        group = self.groups.group_of(sequence.seq)
+        return "" if group is None else group.cell
+
+    def _here(self, cell: str) -> list[ScheduledSequence]:
+        return [each for each in self._running.values() if self._cell(each) == cell]
+
     def _learn(self, told: Forecast, took: int) -> None:
+        self._bounds.add(abs(took - told.end) / max(told.unit, 1))
         unexplained = max((took - told.end) ** 2 - told.sigma**2, 0) / max(told.end, 1) ** 2
         self._error += (min(unexplained, 1.0) - self._error) * _LEARNING
 
@@ -181,6 +234,11 @@ class Forecasts:
         """Return the work that the mean waiting member of a group is."""
         context, made, most = group.mean
         return self._work_of(group.key.answers.model, group.key.answers, context, made, most)
+
+    def _work_from(self, sequence: ScheduledSequence, context: int) -> Occupancy:
+        made, most = len(sequence.output), sequence.request.sampling.max_tokens
+        begin = context if context > 1 else 0
+        return self._work_of(sequence.chain.model, answers_of(sequence), begin, made, most)
 
     def _work_of(self, model: str, answers: AnswerClass, context: float, made: int, most: int) -> Occupancy:
         rest, token = self._lengths.rest(answers, made, most), self._times.tokens(model, 1)

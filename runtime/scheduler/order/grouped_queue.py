@@ -23,8 +23,23 @@ class GroupedQueue:
         return (self._sequences[member.seq] for group in groups for member in group)
 
     def first(self) -> ScheduledSequence:
-        """Return the first sequence. Raises ValueError if there is none."""
-        return self._sequences[self._forecasts.groups.first(self._version).seq]
+        """Return the first sequence. Raises IndexError if there is none."""
+        member = self._forecasts.groups.first(self._version)
+        if member is None:
+            raise IndexError(f"no sequence of {self._version} waits")
+        return self._sequences[member.seq]
+
+    def firsts(self) -> list[ScheduledSequence]:
+        """Return the first sequence of each cell."""
+        groups = self._forecasts.groups
+        found = (groups.first(self._version, cell) for cell in sorted(groups.cells(self._version)))
+        return [self._sequences[member.seq] for member in found if member is not None]
+
+    def after(self, sequence: ScheduledSequence) -> ScheduledSequence | None:
+        """Return the first sequence in the cell of one that has just left, None if there is none."""
+        group = self._forecasts.groups.group_of(sequence.seq)
+        member = self._forecasts.groups.first(self._version, None if group is None else group.cell)
+        return None if member is None else self._sequences[member.seq]
 
     def add(self, live: ScheduledSequence) -> None:
         self._forecasts.add_waiting(live)

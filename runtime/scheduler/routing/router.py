@@ -84,7 +84,7 @@ class Router:
 
     def route(
         self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0, groups: int = 0,
-        on_table: OnTable | None = None,
+        on_table: OnTable | None = None, within: Collection[str] | None = None,
     ) -> Route | None:  # fmt: skip
         """Return the cheapest route now, or None while a block has no candidate.
 
@@ -99,9 +99,10 @@ class Router:
             groups: Most page sets that the sequence may need. If the cheapest route cannot hold them, a roomier
                 one is returned where there is one.
             on_table: Receives all latency terms of a choice by profiles.
+            within: Devices that the path may pass; None: all of them.
         """
         self.turn()
-        candidates = [self._candidates(use.block) for use in chain.uses]
+        candidates = [self._candidates(use.block, within) for use in chain.uses]
         if warm:
             candidates = [
                 [name for name in some if use.block in self._devices[name].stages.warm]
@@ -139,13 +140,17 @@ class Router:
         """Return the page sets that one sequence alone can have along a route."""
         return min((self._devices[name].pages.assured // pages for name, pages in route.weights), default=math.inf)
 
-    def roomier(self, chain: Chain, route: Route, groups: int) -> Route:
+    def roomier(self, chain: Chain, route: Route, groups: int, within: Collection[str] | None = None) -> Route:
         """Return a roomier route for a sequence of `groups` page sets, or the given route if there is none.
 
-        Considers all devices that are alive or will be replaced.
+        Considers all devices that are alive or will be replaced; of those `within`, if given.
         """
         soon = [
-            [name for name in self._blocks.instances.get(use.block, ()) if not self._devices[name].final]
+            [
+                name
+                for name in self._blocks.instances.get(use.block, ())
+                if not self._devices[name].final and (within is None or name in within)
+            ]
             for use in chain.uses
         ]
         return self._roomier(chain, soon, route, groups)
@@ -236,12 +241,14 @@ class Router:
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
-    def _candidates(self, block: str) -> Sequence[str]:
+    def _candidates(self, block: str, within: Collection[str] | None = None) -> Sequence[str]:
         """Return living devices with a block; of very many a few, different ones each time.
 
         Instances that are about to be removed count only where there is no other.
         """
         where = self._blocks.instances.get(block, [])
+        if within is not None:
+            where = [name for name in where if name in within]
         if self._blocks.leaving:
             stay = [name for name in where if (block, name) not in self._blocks.leaving]
             where = stay if any(self._devices.alive(name) for name in stay) else where

@@ -92,12 +92,14 @@ class Waits:
         move: Number of the migration it is in, 0 for none.
         held: Whether no rows are issued, for the last stage of that migration.
         doomed: Why it is preempted when its row returns; empty if it is not.
+        left_out: Whether it gets no rows while an urgent sequence runs beside it.
     """
 
     paused: int | None = None
     move: int = 0
     held: bool = False
     doomed: str = ""
+    left_out: bool = False
 
 
 #: It waits for nothing. Every sequence that waits for nothing has this object, so that the check is one `is`.

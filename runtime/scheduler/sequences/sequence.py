@@ -210,5 +210,9 @@ class ScheduledSequence(LiveSequence):
         """Mark it for preemption when its row returns."""
         self._wait(replace(self.waits, doomed=cause))
 
+    def leave_out(self, left_out: bool) -> None:
+        """Stop issuing rows while an urgent sequence runs beside it, or issue them again."""
+        self._wait(replace(self.waits, left_out=left_out))
+
     def _wait(self, waits: Waits) -> None:
         self.waits = FREE if waits == FREE else waits

@@ -13,7 +13,17 @@ from zoo.api import Zoo
 def test_every_side_answers_alike(tmp_path: Path) -> None:
     folder = checkpoints.make("llama", tmp_path / "llama", tokenizer=False)
     given = Namespace(
-        batch=12, interactive=3, places=2, prompt=8, tokens=(8, 24), answer=4, factor=3.0, rounds=1, seed=0
+        batch=12,
+        interactive=3,
+        places=2,
+        prompt=8,
+        tokens=(8, 24),
+        answer=4,
+        factor=3.0,
+        rounds=1,
+        seed=0,
+        slo=None,
+        within=None,
     )
     with Zoo(tmp_path / "store") as zoo:
         zoo.ingest(folder, "m")

@@ -69,3 +69,25 @@ def test_each_cell_has_its_own_order() -> None:
     with pytest.raises(ValueError, match="twice"):
         queues.follow({"a": [1], "b": [1]})
     assert queues.orders() == {"a": [4, 1], "b": [3, 2]}, "a refused plan changes nothing"
+
+
+def test_what_a_plan_cannot_know_is_left_out() -> None:
+    queues = made(30, 10, 20, 40)
+    queues.cells = ("a", "b")
+    queues.choose = lambda group: "a"
+    queues.follow({"a": [4, 3], "b": [1]})
+    queues.groups.remove("s0")
+    queues.groups.start("s0")  # group 1 has started in b
+    put(queues, 4, 50)
+    queues.follow({"a": [1, 5], "b": [2], "gone": [3]})
+    found = queues.orders()
+    assert found["a"] == [3, 4, 5] and found["b"] == [2]
+    started = queues.groups.group_of("s0")
+    assert started is not None and started.cell == "b"
+
+
+def test_the_only_cell_takes_a_plan_of_any_name() -> None:
+    queues = made(30, 10, 20)
+    queues.cells = ("d0",)
+    queues.follow({"": [1, 3, 2]})
+    assert queues.orders() == {"d0": [1, 3, 2]}

@@ -87,7 +87,7 @@ def test_the_queue_is_shown_by_group() -> None:
     queue = picture_of(made.scheduler).queue
     assert queue is not None and (queue.plan, queue.waiting) == ("qlm", 8)
     assert [(group.slo_ms, group.waiting) for group in queue.groups] == [(5000, 2), (None, 6)]
-    assert queue.virtual == ({"cell": "all", "groups": tuple(group.id for group in queue.groups)},)
+    assert queue.virtual == ({"cell": "d0", "groups": tuple(group.id for group in queue.groups)},)
     soon, later = queue.groups
     assert 0 < soon.first_end <= soon.last_end <= later.last_end and soon.due < later.due
     made.run()

@@ -1,0 +1,96 @@
+"""Assign waiting groups to cells: to the one that will have served them first, by forecast (QL-04, QL-12).
+
+    a group's first member comes, the placement of blocks changes, a device dies or returns -> `choose`
+    a cell has places left, and nothing waits for it -> `balance`: it gets the most urgent members that wait elsewhere
+
+A group stays in its cell while that has a living path for it, and what runs never moves. When a cell has none any more,
+its groups go to other cells that have one; else they wait for it. The queues of other cells change no further (QL-06).
+Where there is one cell there is nothing to choose, and nothing is limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from runtime.chains import Chain
+from runtime.config import ClusterConfig
+from runtime.policy.slo.cells import ServingCell, cells_of
+from runtime.policy.slo.groups import Group
+from runtime.scheduler.devices.devices import Devices
+from runtime.scheduler.order.forecasts import Forecasts
+from runtime.scheduler.placement.block_map import BlockMap
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+
+
+class CellAssignment:
+    """The cells of one scheduler, and which of them its groups are assigned to."""
+
+    def __init__(self, config: ClusterConfig, devices: Devices, placed: BlockMap, forecasts: Forecasts) -> None:
+        self._most, self._devices, self._placed, self._forecasts = config.max_num_seqs, devices, placed, forecasts
+        self._cells: dict[str, ServingCell] = {}
+        self._chains: dict[str, Chain] = {}
+        forecasts.queues.choose = self.choose
+
+    @property
+    def cells(self) -> tuple[ServingCell, ...]:
+        """The cells, in the order of their first devices."""
+        return tuple(self._cells.values())
+
+    def devices_of(self, sequence: ScheduledSequence) -> frozenset[str] | None:
+        """Return the devices that a waiting sequence may run on; None for all of them."""
+        group = self._forecasts.groups.group_of(sequence.seq) if len(self._cells) > 1 else None
+        cell = None if group is None else self._cells.get(group.cell)
+        return None if cell is None else cell.devices
+
+    def review(self, chains: Collection[Chain]) -> None:
+        """Partition the devices again, and assign the groups whose cell has no living path for them any more.
+
+        `chains`: all that new or live sequences need.
+        """
+        where = self._placed.instances
+        names = [device.name for device in self._devices if not device.final]
+        self._chains = {chain.version: chain for chain in chains} if len(names) > 1 else {}
+        living = set(names)
+        holders = [
+            [[name for name in where.get(use.block, ()) if name in living] for use in chain.uses]
+            for chain in self._chains.values()
+        ]
+        found = cells_of(names, [blocks for blocks in holders if all(blocks)])
+        self._cells = {cell.name: cell for cell in found}
+        self._forecasts.queues.cells = tuple(self._cells)
+        for group in self._forecasts.groups.all():
+            if not self._runs(group.cell, group):
+                self._forecasts.queues.assign(group, self.choose(group))
+
+    def choose(self, group: Group) -> str:
+        """Return the cell in which a group would end first; of equal ones the first."""
+        able = [name for name in self._cells if self._runs(name, group)]
+        if not able:
+            return group.cell if group.cell in self._cells else next(iter(self._cells), "")
+        return able[0] if len(able) == 1 else min(able, key=self._forecasts.backlog)
+
+    def balance(self) -> bool:
+        """Assign members that wait to cells with places left for which none waits; return whether there were any."""
+        groups, moved = self._forecasts.groups, False
+        if len(self._cells) < 2:
+            return False
+        waited_for = {group.cell for group in groups}
+        for name in self._cells:
+            free = self._most - self._forecasts.running(name)
+            if name in waited_for or free < 1:
+                continue
+            group = next((group for group in groups if not group.planned and self._runs(name, group)), None)
+            if group is not None:
+                self._forecasts.queues.assign(groups.take_first(group, free), name)
+                moved = True
+        return moved
+
+    def _runs(self, name: str, group: Group) -> bool:
+        """Return whether a cell has a living path for a group's chain."""
+        cell, chain = self._cells.get(name), self._chains.get(group.key.chain)
+        if cell is None or chain is None:
+            return cell is not None
+        alive, where = self._devices.alive, self._placed.instances
+        return all(
+            any(device in cell.devices and alive(device) for device in where.get(use.block, ())) for use in chain.uses
+        )

@@ -1,0 +1,91 @@
+"""When the parts of an order by deadline act, in the course of an event.
+
+    rows have returned    batch_caps: learn, and leave rows out of the next steps
+    admission             cells: what waits goes to free places elsewhere; evictions: what runs gives way; again
+    a tick                deadlines: measure progress
+    devices               cells: partition them again, also at each tick
+
+Contract: parts that are off do nothing. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from runtime.config import ClusterConfig
+from runtime.messages import RowsDone
+from runtime.scheduler.devices.devices import Devices
+from runtime.scheduler.observe.measured_times import MeasuredTimes
+from runtime.scheduler.order.batch_caps import BatchCaps
+from runtime.scheduler.order.cells import CellAssignment
+from runtime.scheduler.order.deadlines import DeadlineOrder
+from runtime.scheduler.order.evictions import Evictions
+from runtime.scheduler.placement.block_map import BlockMap
+from runtime.scheduler.routing.route_cache import Route
+from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.state import ClusterState
+
+
+def deadline_order(config: ClusterConfig, times: MeasuredTimes) -> DeadlineOrder | None:
+    """Return the order by deadline, None where sequences run by arrival."""
+    places = config.max_num_seqs * (1 if config.order.by_cell else config.devices)
+    return DeadlineOrder(config.order, places, times.record_request) if config.order.by_deadline else None
+
+
+def cells_by(
+    config: ClusterConfig, order: DeadlineOrder | None, devices: Devices, placed: BlockMap
+) -> CellAssignment | None:
+    """Return the serving cells, None where sequences run on any devices."""
+    return (
+        None if order is None or not config.order.by_cell else CellAssignment(config, devices, placed, order.forecasts)
+    )
+
+
+class OrderParts:
+    """The parts of one scheduler's order by deadline."""
+
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle, order: DeadlineOrder) -> None:
+        self._state, self._order = state, order
+        self._living: frozenset[str] = frozenset()
+        self._evictions = Evictions(state, seating, order, state.config.order.evicts)
+        self._caps = BatchCaps(state, order) if state.config.order.caps else None
+
+    def block(self, sequence: ScheduledSequence, route: Route) -> None:
+        """Record a waiting sequence that finds no room."""
+        self._evictions.block(sequence, route)
+
+    def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
+        """Return whether a waiting sequence is not to start on these devices now."""
+        return self._caps is not None and self._caps.holds_back(sequence, devices, now)
+
+    def record_rows(self, done: RowsDone, now: int) -> None:
+        """Record rows that have been processed."""
+        if self._caps is not None:
+            self._caps.record_step(done, now)
+
+    def begin(self, now: int) -> None:
+        """Act on what has come, before rows are issued: devices that died or returned, and rows that are left out."""
+        if self._state.placed and self._living != (living := frozenset(self._state.devices.living)):
+            self._living = living
+            self._review_cells()
+        if self._caps is not None:
+            self._caps.review(now)
+
+    def end_admission(self, admit: Callable[[int], None], now: int) -> None:
+        """Make room for what was not admitted, and admit again."""
+        if self._state.cells is not None and self._state.cells.balance():
+            admit(now)
+        if self._evictions.review(now):
+            admit(now)
+            self._evictions.forget_blocked()
+
+    def _review_cells(self) -> None:
+        if self._state.cells is not None and self._state.placed:
+            self._state.cells.review(self._state.in_use())
+
+    def review(self, now: int) -> None:
+        """Measure progress, partition devices again, where blocks were moved, and admit: what waits may be urgent."""
+        self._review_cells()
+        self._order.sample(self._state.running.values(), now)
+        self._state.changed |= len(self._state.waiting) > 0

@@ -1,0 +1,122 @@
+"""Cells with a virtual queue each in a virtual cluster: what runs where, and what the death of a device changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.config import ClusterConfig, ControlConfig, OrderConfig
+from runtime.engine.fakes.integer_model import counting_model
+from runtime.scheduler.observe.snapshot import picture_of
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1* 2 3* 4", max_model_len=1024)
+N = counting_model("n", "1* 2 5* 6", max_model_len=1024)
+
+
+def cluster(devices: int = 2, cells: bool = True, places: int = 2) -> VirtualCluster:
+    config = ClusterConfig(
+        devices=devices, max_num_seqs=places, placement="replicate", control=ControlConfig.off(),
+        order=OrderConfig("qlm", evict=False, cells=cells),
+    )  # fmt: skip
+    return VirtualCluster((M, N), devices=devices, pages=600, config=config, costs=lambda plan: MS, latency=MS // 100)
+
+
+def ask(made: VirtualCluster, seq: str, tokens: int, at: int, slo_ms: int | None = None, model: str = "m") -> None:
+    one = request(seq, range(1, 9), model, max_tokens=tokens, ignore_eos=True)
+    made.ask(replace(one, arrival=at, slo_ms=slo_ms), at=at)
+
+
+def finish(made: VirtualCluster, until: int = 3000) -> dict[str, float]:
+    made.ticks(10 * MS, until * MS)
+    made.run(until=until * MS)
+    made.expect()
+    return {each.seq: each.t / MS for each in made.trace.named("finish")}
+
+
+def cells(made: VirtualCluster) -> list[frozenset[str]]:
+    assert made.scheduler._state.cells is not None
+    return [cell.devices for cell in made.scheduler._state.cells.cells]
+
+
+def where(made: VirtualCluster) -> dict[str, str]:
+    """Return the cell of each live sequence."""
+    order = made.scheduler.order
+    assert order is not None
+    groups = {seq: order.forecasts.groups.group_of(seq) for seq in made.scheduler.sequences}
+    return {seq: group.cell for seq, group in groups.items() if group is not None}
+
+
+def test_a_chain_that_is_cut_is_in_one_cell() -> None:
+    config = ClusterConfig(devices=2, placement="partition", order=OrderConfig("qlm"))
+    made = VirtualCluster((M,), [(2,)], devices=2, pages=600, config=config, costs=lambda plan: MS, latency=MS // 100)
+    ask(made, "a", 5, MS)
+    finish(made)
+    assert [len(each) for each in cells(made)] == [2]
+
+
+def test_copies_are_cells_of_their_own() -> None:
+    made = cluster()
+    ask(made, "a", 5, MS)
+    finish(made)
+    assert [len(each) for each in cells(made)] == [1, 1]
+
+
+def test_every_sequence_runs_in_the_cell_of_its_group() -> None:
+    made = cluster()
+    for number in range(24):
+        ask(made, f"s{number}", 20 + number, (1 + number % 5) * MS, 60_000 + number % 3, "mn"[number % 2])
+    seen: dict[str, set[str]] = {}
+
+    def look() -> None:
+        by = where(made)
+        for seq, sequence in made.scheduler.sequences.items():
+            if sequence.path:
+                assert {hop.device for hop in sequence.path} == {by[seq]}
+                seen.setdefault(by[seq], set()).add(seq)
+
+    for at in range(2, 200, 3):
+        made.at(at * MS, look)
+    assert len(finish(made)) == 24
+    assert len(seen) == 2 and min(map(len, seen.values())) >= 8, "both cells serve, by their backlogs"
+
+
+def test_a_place_that_is_left_is_used_by_what_waits_elsewhere() -> None:
+    """All requests are alike, so that they are one group; still, no cell idles while any of them waits."""
+    made, single = cluster(), cluster(cells=False)
+    for each in (made, single):
+        for number in range(16):
+            ask(each, f"s{number}", 40, MS, 60_000)
+    last, best = (max(finish(each).values()) for each in (made, single))
+    assert last < 1.1 * best
+
+
+def test_the_death_of_a_device_changes_no_other_queue() -> None:
+    made = cluster(places=1)
+    for number in range(8):
+        ask(made, f"s{number}", 60, (1 + number) * MS, 60_000 + number)
+    made.run(until=30 * MS)
+    before = where(made)
+    first, second = sorted(set(before.values()))
+    stay = [seq for seq in before if before[seq] == second]
+    assert stay and len(stay) < 8
+    made.kill(first)
+    made.run(until=35 * MS)
+    after = where(made)
+    assert all(after[seq] == second for seq in after), "what waited there is assigned to the living cell"
+    found = finish(made)
+    ordered = sorted(stay, key=found.__getitem__)
+    assert ordered == sorted(stay, key=lambda seq: int(seq[1:]))
+
+
+def test_virtual_queues_are_shown_by_cell() -> None:
+    made = cluster(places=1)
+    for number in range(8):
+        ask(made, f"s{number}", 60, (1 + number) * MS, 60_000 + number)
+    made.ticks(10 * MS, 20 * MS)
+    made.run(until=25 * MS)
+    queue = picture_of(made.scheduler).queue
+    assert queue is not None
+    assert [each["cell"] for each in queue.virtual] == sorted({*where(made).values()})
+    assert sorted(id for each in queue.virtual for id in each["groups"]) == sorted(each.id for each in queue.groups)
+    finish(made)
