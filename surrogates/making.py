@@ -114,7 +114,7 @@ def _target(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], part: Part) 
 def free_name(zoo: Zoo, name: str) -> str:
     """Return the name after checking it before long work. Raises NameTaken; InputError for an invalid name."""
     check_name(name)
-    if any(summary.name == name for summary in zoo.models()):
+    if any(entry.name == name for entry in zoo.entries()):
         raise NameTaken(
             f"the name {name!r} holds a model already: choose another with --name, or remove that model first"
         )

@@ -149,7 +149,7 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
     def _steps(self, zoo: Zoo, output_dir: str | os.PathLike[str]) -> dict[int, str]:
         """Return step -> name of each checkpoint of this run in the zoo."""
         pattern = re.compile(re.escape(self._called(output_dir)) + r"@step-(\d+)")
-        found = (pattern.fullmatch(model.name) for model in zoo.models())
+        found = (pattern.fullmatch(model.name) for model in zoo.entries())
         return {int(match[1]): match[0] for match in found if match}
 
     def _remove_older(self, zoo: Zoo, output_dir: str) -> None:
@@ -179,7 +179,7 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
 def _known_base(zoo: Zoo, model: Any) -> str | None:
     """Return the zoo's model that the Trainer's model was loaded from, matched by its name or its folder's name."""
     told = getattr(getattr(model, "config", None), "_name_or_path", "") or ""
-    names = {each.name for each in zoo.models()}
+    names = {each.name for each in zoo.entries()}
     return next((name for name in (told, Path(told).name) if name in names), None)
 
 

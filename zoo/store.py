@@ -76,7 +76,7 @@ class Store:
         name = identity.folder_identity(root)
         store = cls(root, Catalog(database or URL.create("sqlite", database=str(root / "catalog.sqlite"))))
         try:
-            identity.tie(store.catalog, name, root, is_empty=next(store.objects.digests(), None) is None)
+            identity.tie(store.catalog, name, root, store.objects.is_empty)
         except BaseException:
             store.close()
             raise

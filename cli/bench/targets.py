@@ -131,7 +131,7 @@ def _batched(
     from cli.bench.batches import Batches
 
     names = tuple(zoo.model(model).name for model in models) or tuple(
-        one.name for one in zoo.models() if one.kind != "stitch"
+        one.name for one in zoo.entries() if one.kind != "stitch"
     )
     configs = [zoo.model(model).config for model in names]
     with Batches(_runner(zoo, name, names, clock, inside), inside.batch) as client:

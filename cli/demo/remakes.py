@@ -68,7 +68,7 @@ def remake_family(zoo: Zoo, remakes: Remakes, probe: Path, plot: Path, progress:
 def remove_remakes(zoo: Zoo, remakes: Remakes) -> None:
     """Remove the composed model and the delta, if the store has them: nothing depends on them."""
     names = {remakes.composed.name, remakes.delta.name}
-    for model in zoo.models():
+    for model in zoo.entries():
         if model.name in names and model.kind in _KINDS:
             try:
                 zoo.remove(model.name)

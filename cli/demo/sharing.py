@@ -104,7 +104,7 @@ def _ingest(zoo: Zoo, family: Sequence[Trained]) -> None:
 
 def _remove_outdated(zoo: Zoo, family: Sequence[Trained]) -> None:
     """Remove the family, fine-tunes before their bases. Raises NameTaken before anything is removed."""
-    known = {model.name: model.source for model in zoo.models()}
+    known = {model.name: model.source for model in zoo.entries()}
     for trained in family:
         source = known.get(trained.name)
         if source is not None and Path(source) != Path(trained.folder).resolve():

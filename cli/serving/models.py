@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from runtime.frontend.served_models import ServedModel, StoredModel, defaults_fr
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt, adapt_core
 from runtime.frontend.tokenizer_files import read_tokenizer
 from runtime.types import ModelSpec
-from zoo.errors import InputError, NotServable, StoreError
+from zoo.errors import DamagedObject, InputError, NotServable, StoreError
 from zoo.views.exits import chain_id, exit_ids, exit_of, is_exit
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from runtime.config import EngineConfig
     from runtime.engine.models.servable import Executor
     from zoo.api import ModelHandle, Zoo
+    from zoo.catalog import ModelConfig
 
 _NONE = "the store holds no model that can be served; put one in with `zoo ingest`"
 
@@ -90,21 +91,34 @@ def choose(
 
 
 def all_on_demand(zoo: Zoo, dtype: str | None = None) -> Chosen:
-    """Return all models of the store, none of them served before a request names it. Reads the foundations only.
+    """Return all models of the store, none of them served before a request names it.
 
-    Raises InputError if the store has no foundation that the paged executor can run.
+    Reads one manifest per config of a foundation, so that a start takes about as long for thousands of models as for
+    one. Any other model that is damaged or cannot be served gives its error once a request names it.
+
+    Raises InputError if the store has no foundation that the paged executor can run, DamagedObject if damage is why.
     """
-    known = [summary for summary in zoo.models() if summary.kind != "stitch"]
-    measured: list[str] = []
-    for summary in known:
-        if summary.base is None:
-            with suppress(NotServable):
-                _check(zoo, summary.name, dtype, "paged")
-                measured.append(summary.name)
+    with zoo.store.catalog.reading() as reader:
+        known = [entry for entry in reader.entries() if entry.kind != "stitch"]
+        configs = reader.configs()
+    measured: dict[ModelConfig, str] = {}
+    damage: DamagedObject | None = None
+    for entry in known:
+        config = configs[entry.name]
+        if entry.base is not None or config in measured:
+            continue
+        try:
+            _check(zoo, entry.name, dtype, "paged")
+        except InputError:
+            continue
+        except DamagedObject as error:
+            damage = error
+            continue
+        measured[config] = entry.name
     if not measured:
-        raise InputError(_NONE)
+        raise damage or InputError(_NONE)
     stored = tuple(StoredModel(each.name, each.base, int(each.created.timestamp())) for each in known)
-    return Chosen((), (), on_demand=stored, measured=tuple(measured))
+    return Chosen((), (), on_demand=stored, measured=tuple(measured.values()))
 
 
 def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Executor) -> Chosen:
@@ -115,12 +129,12 @@ def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Execut
         return Chosen(full, (), executor)
     names: list[str] = []
     skipped: list[NotServable] = []
-    for summary in zoo.models():
-        if summary.kind == "stitch":  # a part of models, stored under its own name
+    for entry in zoo.entries():
+        if entry.kind == "stitch":  # a part of models, stored under its own name
             continue
         try:
-            _check(zoo, summary.name, dtype, executor)
-            names.append(summary.name)
+            _check(zoo, entry.name, dtype, executor)
+            names.append(entry.name)
         except NotServable as error:
             skipped.append(error)
     if not names:
@@ -132,16 +146,15 @@ def with_exits(zoo: Zoo, wanted: Sequence[str]) -> tuple[str, ...]:
     """Return these models and all their exits in the store (`zoo exits`). Raises NotFound, AmbiguousName."""
     models = {model.name: model.manifest for model in map(zoo.model, wanted)}
     found: list[str] = []
-    for summary in zoo.models():
-        named = exit_of(summary.name)
+    for entry in zoo.entries():
+        named = exit_of(entry.name)
         if named is None or named[0] not in models:
             continue
-        if is_exit(models[named[0]], zoo.model(summary.name).manifest):
-            found.append(summary.name)
+        if is_exit(models[named[0]], zoo.model(entry.name).manifest):
+            found.append(entry.name)
         else:
             say(
-                f"warning: left out: {summary.name} is no exit of {named[0]} as it is now; make it again with `zoo "
-                "exits`"
+                f"warning: left out: {entry.name} is no exit of {named[0]} as it is now; make it again with `zoo exits`"
             )
     return (*models, *found)
 

@@ -45,9 +45,9 @@ class StoredStitch:
 def stored_stitches(store: Store, reader: Reader) -> list[StoredStitch]:
     """Return all stitches, oldest first."""
     found = []
-    for summary in sorted(reader.models(), key=lambda summary: summary.created):
-        if summary.kind == "stitch":
-            found.append(_stored_stitch(store, reader.model(summary.name)))
+    for entry in sorted(reader.entries(), key=lambda entry: entry.created):
+        if entry.kind == "stitch":
+            found.append(_stored_stitch(store, reader.model(entry.name)))
     return found
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.catalog import ModelSummary, Reader
+from zoo.catalog import ModelEntry, Reader
 from zoo.errors import AmbiguousName, NotFound, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed, TensorMeta
 
@@ -43,7 +43,7 @@ def _named_base(reader: Reader, config: Mapping[str, Any]) -> str:
     if text in reader.names():
         return text
     places = _places(text)
-    found = [model.name for model in reader.models() if model.source in places or model.source.split("@")[0] in places]
+    found = [model.name for model in reader.entries() if model.source in places or model.source.split("@")[0] in places]
     if len(found) > 1:
         raise AmbiguousName(f"{', '.join(found)} were all ingested from {text!r}: say which is the base with --base")
     try:
@@ -108,11 +108,11 @@ def _most_shared(reader: Reader, manifest: ModelManifest) -> str | None:
         return None
     candidates = [
         model
-        for model in reader.models()
+        for model in reader.entries()
         if model.name in shared and model.family == manifest.family and model.kind in _WHOLE
     ]
 
-    def rank(model: ModelSummary) -> tuple[int, bool, float]:
+    def rank(model: ModelEntry) -> tuple[int, bool, float]:
         return (shared[model.name], model.kind == "foundation", -model.created.timestamp())
 
     return max(candidates, key=rank).name if candidates else None

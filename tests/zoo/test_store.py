@@ -72,6 +72,14 @@ def test_a_new_catalogue_is_refused_for_a_folder_with_objects(tmp_path: Path) ->
         Store.open(tmp_path / "store", f"sqlite:///{tmp_path / 'other.sqlite'}")
 
 
+def test_opening_a_store_again_lists_no_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(tmp_path) as store:
+        store.objects.put(some_bytes(1))
+        assert not store.objects.is_empty()
+    monkeypatch.setattr("zoo.objects.publish._listing", lambda folder: pytest.fail(f"listed {folder}"))
+    Store.open(tmp_path, create=False).close()
+
+
 def test_a_catalogue_serves_one_folder(tmp_path: Path, database_url: str) -> None:
     Store.open(tmp_path / "one", database_url).close()
     with pytest.raises(StoreError, match="belongs to another store"):

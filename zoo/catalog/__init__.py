@@ -16,10 +16,10 @@ from sqlalchemy import URL
 
 from zoo.catalog.engine import migrate, open_database
 from zoo.catalog.reader import Reader
-from zoo.catalog.summaries import ModelSummary
+from zoo.catalog.summaries import ModelConfig, ModelEntry, ModelSummary
 from zoo.catalog.writer import Writer
 
-__all__ = ["Catalog", "ModelSummary", "Reader", "Writer"]
+__all__ = ["Catalog", "ModelConfig", "ModelEntry", "ModelSummary", "Reader", "Writer"]
 
 
 class Catalog:

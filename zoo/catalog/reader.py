@@ -7,7 +7,7 @@ This module writes nothing and does not depend on files on disk.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
@@ -19,7 +19,7 @@ from zoo.catalog import names as naming
 from zoo.catalog import schema as t
 from zoo.catalog.findings import documents, equivalences
 from zoo.catalog.rows import Parts, component_of, tensor_of
-from zoo.catalog.summaries import ModelSummary, summaries
+from zoo.catalog.summaries import ModelConfig, ModelEntry, ModelSummary, configs, entries, summaries
 from zoo.manifest import ChainBlock, Component, ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
 from zoo.records import Document, Equivalence
 
@@ -56,8 +56,16 @@ class Reader:
             tensors=self._tensors(row.id),
         )
 
+    def entries(self) -> list[ModelEntry]:
+        """Return all models, sorted by name, without their sizes: one query of the table of models."""
+        return entries(self._connection)
+
+    def configs(self) -> Mapping[str, ModelConfig]:
+        """Return name -> what a model's config is, of all models, in one query."""
+        return configs(self._connection)
+
     def models(self) -> list[ModelSummary]:
-        """Return one summary per model, sorted by name."""
+        """Return one summary per model, sorted by name. Sizes take a row per tensor; see `entries`."""
         return summaries(self._connection)
 
     def created(self, name: str) -> datetime:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from zoo.catalog import Catalog
@@ -39,8 +40,11 @@ def folder_identity(root: Path) -> str:
     return text
 
 
-def tie(catalog: Catalog, identity: str, root: Path, is_empty: bool) -> None:
+def tie(catalog: Catalog, identity: str, root: Path, is_empty: Callable[[], bool]) -> None:
     """Check that the catalogue belongs to the folder; tie a new catalogue to it.
+
+    Args:
+        is_empty: Returns whether the folder holds no objects; called for a new catalogue only, since it reads folders.
 
     Raises:
         StoreError: The catalogue belongs to another folder, or is new while the folder holds objects.
@@ -50,7 +54,7 @@ def tie(catalog: Catalog, identity: str, root: Path, is_empty: bool) -> None:
             return
     with catalog.writing() as writer:
         known = writer.setting(_SETTING)  # another process may have set it meanwhile
-        if known is None and not is_empty:
+        if known is None and not is_empty():
             raise StoreError(
                 f"{root} holds objects, but its catalogue is new and empty: give the database it was made with"
             )

@@ -141,6 +141,10 @@ class ObjectStore:
         """Yield the digests of all objects, plain or packed, sorted."""
         yield from sorted({*self.shelf.digests(), *self.packed.shelf.digests()})
 
+    def is_empty(self) -> bool:
+        """Return whether there is no object, plain or packed. Lists no more than it must."""
+        return next(self.shelf.digests(), None) is None and next(self.packed.shelf.digests(), None) is None
+
     def size(self, digest: str) -> int:
         """Return the bytes of its files on disk, 0 if there are none."""
         return self.shelf.size(digest) + self.packed.shelf.size(digest)

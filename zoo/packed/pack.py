@@ -193,7 +193,7 @@ def _wanted(reader: Reader, names: Collection[str], alone: bool) -> list[ModelMa
     if not names:
         return [
             reader.model(each.name)
-            for each in reader.models()
+            for each in reader.entries()
             if alone or (each.kind in MOVED and each.base is not None)
         ]
     models = [reader.model(reader.resolve(name)) for name in names]

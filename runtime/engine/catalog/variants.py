@@ -98,7 +98,7 @@ def rewriting_of(store: Store, name: str) -> Rewriting | None:
 
 def _scored(reader: Reader, name: str, limits: DispatchLimits) -> list[tuple[str, float, bool]]:
     """Return (composed model, score, whether it has stitches) of all usable variants."""
-    names = [summary.name for summary in reader.models() if summary.kind == "composed" and summary.name != name]
+    names = [entry.name for entry in reader.entries() if entry.kind == "composed" and entry.name != name]
     pairs = [pair for pair in reader.equivalences([name]) if pair.relation == "equivalent"]
     involved = {run.model for pair in pairs for run in (pair.a, pair.b)}
     digests = reader.component_digests([name, *names, *(involved - {name, *names})])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event, func, select
 
 from tests.zoo.factory import manifest_of, with_adapter
-from zoo.catalog import Catalog
+from zoo.catalog import Catalog, ModelConfig, ModelEntry
 from zoo.catalog import schema as t
 from zoo.catalog.names import check_name
 from zoo.errors import InputError, InUse, NameTaken, NotFound, StoreBusy
@@ -311,6 +311,22 @@ def test_summaries(catalog: Catalog) -> None:
     assert (a.params, a.bytes, a.bytes_own, a.blocks) == (20, 80, 0, 1)
     assert (b.params, b.bytes, b.bytes_own, b.blocks) == (30, 120, 40, 1)
     assert abs(datetime.now(UTC) - a.created) < timedelta(minutes=1)
+
+
+def test_entries_are_the_summaries_without_their_sizes(catalog: Catalog) -> None:
+    base, tuned = manifest_of("base", [tensor(1)]), manifest_of("tuned", [tensor(1), tensor(2)], "full", "base")
+    put(catalog, base, tuned, manifest_of("a", [], side="2" * 64))
+    with catalog.reading() as reader:
+        found, whole = reader.entries(), reader.models()
+        configs = reader.configs()
+    assert [entry.name for entry in found] == ["a", "base", "tuned"]
+    assert [entry.base for entry in found] == [None, None, "base"]
+    fields = [field.name for field in dataclasses.fields(ModelEntry)]
+    assert [[getattr(each, field) for field in fields] for each in found] == [
+        [getattr(each, field) for field in fields] for each in whole
+    ]
+    same = ModelConfig("llama", "1" * 64, "F32")
+    assert configs == {"a": ModelConfig("llama", "2" * 64, None), "base": same, "tuned": same}
 
 
 # --- transactions ---------------------------------------------------------------------------------------------------
