@@ -1,7 +1,7 @@
 """Solve a problem as a mixed-integer linear program over slots: group i is the j-th of queue g (extra `plan`, scipy).
 
 Times are in ms, in floating point. The terms of the score are minimised one after the other, each with those before it
-held. Meant for few groups; docs/measurements/plans.md shows how few.
+held. Meant for few groups; `benchmarks.queue.planner` shows how few.
 """
 
 from __future__ import annotations
