@@ -112,6 +112,8 @@ def _head(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
     if counters.get("stage_loads"):
         loaded = human_bytes(counters["loaded_bytes"])
         line += f"; {counters['stage_loads']} loads of {loaded}, {counters['stage_unloads']} unloads"
+    if counters.get("swapped_out"):
+        line += f"; K and V to host memory {counters['swapped_out']} times, back {counters['swapped_in']} times"
     cluster = state.get("cluster")
     if cluster is not None:
         totals = cluster["migration_totals"]
@@ -142,7 +144,9 @@ def _alone(state: Mapping[str, Any]) -> Table:
 
 
 def _devices(cluster: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> Table:
-    table = _table("device", "state", "pages", "weights", "sequences", "queued", "busy", "tokens/s", "stages")
+    hosts = any(each.get("host_memory") for each in cluster["devices"])
+    host = ("host K and V", "host weights") if hosts else ()
+    table = _table("device", "state", "pages", "weights", *host, "sequences", "queued", "busy", "tokens/s", "stages")
     old = {} if before is None else {each["device"]: each for each in before["devices"]}
     for each in cluster["devices"]:
         last = old.get(each["device"])
@@ -153,6 +157,7 @@ def _devices(cluster: Mapping[str, Any], before: Mapping[str, Any] | None, secon
             state,
             f"{each['pages_used']} / {each['pages']}",
             _of(each["weights"], each.get("weights_limit", 0)),
+            *((_of(each["host_kv"], each["host_memory"]), human_bytes(each["host_weights"])) if host else ()),
             str(each["sequences"]),
             str(each["queued"]),
             busy,

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
+from runtime.types import EngineMemory, ModelSpec, Opened, StepPlan, StepResult
 
 #: Name under which engines load one version of a model: `model#` and the first 16 digits of the version.
 _PINNED = re.compile(r"(?P<model>.+)#(?P<version>[0-9a-f]{16})", re.DOTALL)
@@ -459,6 +459,37 @@ class Launching(Protocol):
 
     def launch(self, plan: StepPlan, inputs: Mapping[str, Array]) -> LaunchedStep:
         """Start a step. Errors of `StageEngine.run` are raised here or by the step's `result`."""
+        ...
+
+
+@runtime_checkable
+class HostMemory(Protocol):
+    """Define an engine with host memory, in which weights wait and K and V of sequences that gave way are kept.
+
+    Engines without it copy by `read_pages` and `write_pages`; these may leave bytes on the device, or need pages.
+    """
+
+    @property
+    def host_weights(self) -> int:
+        """Return the bytes of weights that wait there."""
+        ...
+
+    def share_host_memory(self, kv: int) -> None:
+        """Free weights that wait, until K and V may take `kv` bytes of the host memory."""
+        ...
+
+    def copy_out(self, key: str, tokens: int, pages: Sequence[int]) -> Array:
+        """Return the K and V of a page table's first `tokens` tokens, in these pages, in host memory.
+
+        The shape is that of `StageEngine.read_pages`. Raises ValueError if they are not there.
+        """
+        ...
+
+    def copy_in(self, opened: Opened, tokens: int, pages: Sequence[int], data: Array) -> None:
+        """Write what `copy_out` returned into the pages of a sequence that is open, or is opened by this.
+
+        Raises ValueError for data of another shape.
+        """
         ...
 
 

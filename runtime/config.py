@@ -49,6 +49,7 @@ class AgentConfig:
         activation_cache_bytes: Host memory for the hidden states that entered the device's stages, so that blocks in
             the middle of a chain can be recomputed where they migrate to. The oldest are dropped first; 0: none are
             kept.
+        host_memory_bytes: Host memory for K and V of sequences that give way, shared with weights that wait (QL-10).
         chunk_prefill: Where the whole chain is on the device, a prompt's chunk takes the tokens that decodes leave of a
             step. False: a chunk runs whole or waits.
     """
@@ -62,11 +63,12 @@ class AgentConfig:
     return_slack: float = 0.5
     batch_wait_us: int = 2000
     activation_cache_bytes: int = 0
+    host_memory_bytes: int = 0
     chunk_prefill: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation_cache_bytes < 0:
-            raise ValueError("activation_cache_bytes is at least 0")
+        if min(self.activation_cache_bytes, self.host_memory_bytes) < 0:
+            raise ValueError("activation_cache_bytes and host_memory_bytes are at least 0")
         limits = (
             self.max_num_batched_tokens,
             self.max_num_seqs,
@@ -283,6 +285,12 @@ class OrderConfig:
         return self.plan == "qlm" and self.cap_batches
 
 
+#: What happens to K and V of sequences that give way (QL-11), where there is host memory. `auto`: they are kept there
+#: if copying out and back takes less time than computing them again. `swap`: kept wherever there is room. `recompute`:
+#: never kept.
+PreemptionMode = Literal["auto", "swap", "recompute"]
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """Configure the scheduler of a cluster.
@@ -311,6 +319,7 @@ class ClusterConfig:
         residency: See `ResidencyMode`.
         eviction: Which stages leave first to make room: those with the furthest next use, or the least recently used.
         swap_patience_ms: Least time that a sequence waits for room before stages in use take no new sequences for it.
+        preemption_mode: See `PreemptionMode`.
         shared_prompt_bytes: Host memory for hidden states of prompts, from which equal prompts of models with the same
             first layers start behind these (UN-15); 0: none are kept. On one device, with `prefix_caching`.
         dispatch: See `Dispatching`.
@@ -339,6 +348,7 @@ class ClusterConfig:
     residency: ResidencyMode = "fixed"
     eviction: EvictionOrder = "furthest"
     swap_patience_ms: int = 200
+    preemption_mode: PreemptionMode = "auto"
     shared_prompt_bytes: int = 256 << 20
     dispatch: Dispatching = "placed"
     broadcast_fanout: int = 3
@@ -361,6 +371,8 @@ class ClusterConfig:
             )
         if self.residency not in get_args(ResidencyMode) or self.eviction not in get_args(EvictionOrder):
             raise ValueError("residency is fixed or swap, eviction furthest or lru")
+        if self.preemption_mode not in get_args(PreemptionMode):
+            raise ValueError("preemption_mode is auto, swap or recompute")
         if self.swap_patience_ms < 0:
             raise ValueError("swap_patience_ms is at least 0")
         if self.shared_prompt_bytes < 0:

@@ -259,11 +259,18 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Count the bytes an engine holds. `weights_unshared`: what its models would take without sharing."""
+    """Count the bytes an engine holds.
+
+    Fields:
+        weights_unshared: What its models would take without sharing.
+        host_kv, host_weights: Bytes of host memory with K and V of sequences that gave way, and with weights that wait.
+    """
 
     weights: int
     weights_unshared: int
     kv_pool: int
+    host_kv: int = 0
+    host_weights: int = 0
 
 
 class EngineLost(Exception):

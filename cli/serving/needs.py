@@ -66,6 +66,10 @@ def _memory_limit(options: ServeOptions, executor: str) -> str | None:
     return None if options.weights_limit else "without a limit of memory: give --device-memory"
 
 
+def _host_memory(options: ServeOptions, executor: str) -> str | None:
+    return None if options.host_memory else "without host memory: give --host-memory"
+
+
 def _share_of_gpu(options: ServeOptions, executor: str) -> str | None:
     if not options.device.startswith("cuda"):
         return "on a CPU: give --device cuda"
@@ -93,6 +97,7 @@ NEEDS: Mapping[str, Need] = {
     "deadlines": Need("--plan edf or qlm", _deadlines),
     "deltas": Need("--serve-deltas", _deltas),
     "memory limit": Need("--device-memory or --agent-weights", _memory_limit),
+    "host memory": Need("--host-memory", _host_memory),
     "a GPU's share": Need("--device cuda without --kv-cache-memory-bytes", _share_of_gpu),
     "queue": Need("--queue", _queue),
     "speculation": Need("--speculation", _speculation),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from cli.serving.checks import check_values
+from cli.serving.decided import DENSE, SET_BY_OPTIONS
 from cli.serving.memory import pool_bytes, shared_memory, weights_limit
 from cli.serving.needs import require_effects
 from cli.shared.declared import option, read_options, table_option
@@ -33,6 +34,7 @@ from runtime.config import (
     LaneChoice,
     OrderConfig,
     Plan,
+    PreemptionMode,
     PrefixCaching,
     Rebalancing,
     ResidencyMode,
@@ -50,13 +52,6 @@ from zoo.errors import InputError
 __all__ = ["ServeOptions", "gather", "require_effects", "size_of"]
 
 C = TypeVar("C")
-
-_DENSE = ("mode", "slots", "padding", "prompts")
-#: Settings of a cluster that options of their own decide, or other options together.
-_SET_BY_OPTIONS = (
-    "devices", "placement", "max_num_seqs", "prefill_chunk", "stride", "routing", "control", "speculation",
-    "prefix_caching", "max_batch_per_block", "residency", "eviction", "dispatch", "shared_prompt_bytes", "order",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +109,11 @@ class ServeOptions:
              "loaded weights leave; with --kv-cache-memory-bytes, and on a GPU, it has that share.")
     agent_weights: int | str = option(0, group="Memory",
         help="Maximum size of the weights on one device, in place of --device-memory; 0: no limit.")
-    host_memory: int | str = option(0, group="Memory", needs=["memory limit"],
-        help="Host memory beside it for unloaded weights, ready to be loaded again; 0: none are kept.")
+    host_memory: int | str = option(0, group="Memory",
+        help="Host memory of a device for K and V of requests that give way, and for unloaded weights; 0: none.")
+    preemption_mode: str = option(SHIPPED_CLUSTER.preemption_mode, group="Memory", needs=["host memory"],
+        choices=get_args(PreemptionMode), help="K and V of requests that give way: kept in host memory (swap), "
+             "computed again (recompute), or the cheaper of both (auto).")
     residency: str = option(SHIPPED_CLUSTER.residency, group="Memory", needs=["memory limit"],
         choices=tuple(reversed(get_args(ResidencyMode))),
         help="Models that do not fit together: loaded when requests need them, in place of unused ones (swap), or not "
@@ -178,7 +176,7 @@ class ServeOptions:
     rebalance: str = option(SHIPPED_CLUSTER.control.rebalance, group="Cluster", needs=["several devices"],
         choices=get_args(Rebalancing),
         help="Migration of running sequences away from busy devices: never (strict), where it gains more than it "
-             "costs (owner), or always to the least busy device, K and V copied (least-busy) or recomputed "
+             "costs (owner), or always to the least busy device, K and V copied (least-busy) or re"
              "(recompute).")
     dispatch: str = option(SHIPPED_CLUSTER.dispatch, group="Cluster", needs=["several devices"],
         choices=get_args(Dispatching),
@@ -191,7 +189,7 @@ class ServeOptions:
     control: ControlConfig = table_option(ControlConfig, group="Cluster", without=["rebalance"],
         needs=["several devices"],
         help="The scheduler's periodic controllers: scaling, placement by locality, proactive migration.")
-    cluster_limits: ClusterConfig = table_option(ClusterConfig, group="Cluster", without=_SET_BY_OPTIONS,
+    cluster_limits: ClusterConfig = table_option(ClusterConfig, group="Cluster", without=SET_BY_OPTIONS,
         help="Limits of the scheduler, of one device as of several.")
 
     speculation: str = option(SHIPPED_CLUSTER.speculation.mode, group="Approximations", needs=["several devices"],
@@ -279,7 +277,7 @@ class ServeOptions:
             host_memory_bytes=size_of(self.host_memory),
             weight_sharing=self.weight_sharing,
             trace_segments=self.trace is not None,
-            dense=_built(DenseConfig, **{name: getattr(self, f"dense_{name}") for name in _DENSE}),
+            dense=_built(DenseConfig, **{name: getattr(self, f"dense_{name}") for name in DENSE}),
         )
 
     @property
@@ -294,13 +292,11 @@ class ServeOptions:
         """Return the cluster's configuration. Raises InputError."""
         chosen: ClusterConfig = _built(
             replace, self.cluster_limits, placement=self.placement, max_num_seqs=self.max_num_seqs,
-            speculation=_built(
-                replace, self.speculation_limits, mode=self.speculation, lane=self.speculation_lane
-            ),
+            speculation=_built(replace, self.speculation_limits, mode=self.speculation, lane=self.speculation_lane),
             prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block, routing=self.routing,
             control=_built(replace, self.control, rebalance=self.rebalance), dispatch=self.dispatch,
             residency=self.residency, eviction=self.eviction, shared_prompt_bytes=size_of(self.shared_prompts),
-            order=_built(replace, self.order, plan=self.plan),
+            order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
         )  # fmt: skip
         made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.max_num_batched_tokens)
         return made
@@ -326,6 +322,7 @@ class ServeOptions:
         chosen: AgentConfig = _built(
             AgentConfig, max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
             batch_wait_us=self.batch_wait_us, activation_cache_bytes=size_of(self.activation_cache_bytes),
+            host_memory_bytes=size_of(self.host_memory),
         )  # fmt: skip
         return agent_config(self.serving, chosen)
 

@@ -31,6 +31,7 @@ from runtime.agent.broadcast.bidding import HopBidding
 from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.destination import IncomingMigrations
 from runtime.agent.migration.source import answer
+from runtime.agent.sequences.host_copies import HostCopies
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.prompt_states import PromptStates
 from runtime.agent.sequences.sequence import Credit, QueuedRow, following
@@ -42,6 +43,7 @@ from runtime.agent.steps.early_rows import EarlyRows
 from runtime.agent.steps.hop_times import HopTimes
 from runtime.agent.steps.inbound import rows_of_go, rows_of_pass
 from runtime.agent.steps.outbound import StepMessages, done_of, lost_of, onward
+from runtime.agent.steps.prompt_times import PromptTimes
 from runtime.agent.steps.queue import Lane, RowQueue, stands
 from runtime.agent.steps.round_trips import RoundTrips
 from runtime.agent.steps.steps import StepPlanner, sampled_by_seq
@@ -51,6 +53,8 @@ from runtime.control.agent_io import (
     ActivationsVerified,
     AgentCommand,
     AgentEvent,
+    CopiedIn,
+    CopiedOut,
     HostChanged,
     PagesWritten,
     Send,
@@ -76,6 +80,7 @@ from runtime.messages import (
     Retract,
     RowsLost,
     RunRows,
+    SaveSequences,
     StartMigration,
     UnloadStages,
 )
@@ -95,12 +100,13 @@ class Agent:
         lacks: What the engine cannot do.
         strides: Whether the engine decodes all the tokens of a row's `steps` in one step (simulated engines only).
         looks_ahead: Whether the engine takes a step before the one under way is over.
+        page_bytes: Bytes of a page; 0: no K and V are kept in host memory.
     """
 
     def __init__(
         self, device: str, page_capacity: int, config: AgentConfig, alike: Alike = same_bits,
         ran: Callable[[StepPlan, StepResult, int], None] | None = None, lacks: Collection[Lack] = (),
-        strides: bool = False, looks_ahead: bool = False,
+        strides: bool = False, looks_ahead: bool = False, page_bytes: int = 0,
     ) -> None:  # fmt: skip
         self.device = device
         self._alike, self._ran = alike, ran
@@ -108,6 +114,9 @@ class Agent:
         self._tables = SequencePageTables(page_capacity)
         self._kept, self._keeps = ActivationCache(config.activation_cache_bytes), config.activation_cache_bytes > 0
         self._states = PromptStates()
+        self.host_memory = config.host_memory_bytes if page_bytes else 0
+        self._copies = HostCopies(self._tables, self.host_memory, page_bytes, "pages" in lacks)
+        self._prompt_times = PromptTimes()
         self._moves = IncomingMigrations(device, self._tables, config, self._kept)
         self._shelf = StageTable(device, self._tables, config.max_num_seqs)
         self._round_trips = RoundTrips(config.batch_wait_us * 1000, config.return_slack)
@@ -187,13 +196,22 @@ class Agent:
             case ForwardRows():
                 self._queue_forwarded(event, arrays, now)
                 return []
+        out: list[AgentCommand] = []
         match event:
             case OpenSequences():
                 return self._open(event, now)
             case CloseSequences():
                 for seq, epoch in zip(event.seqs, event.epochs, strict=True):
-                    self._close(seq, epoch)
-                return [*self._shelf.unloading.due(False)]  # pages are free that a load may wait for
+                    out += self._close(seq, epoch)
+                return [*out, *self._after_release(now)]
+            case SaveSequences():
+                for seq, epoch, tokens in zip(event.seqs, event.epochs, event.tokens, strict=True):
+                    out += self._save_sequence(seq, epoch, tokens)
+                return [*out, *self._after_release(now)]
+            case CopiedOut():
+                return [*self._copies.copied_out(event), *self._after_release(now)]
+            case CopiedIn():
+                return [*self._copies.copied_in(event), *self._after_release(now)]
             case DropStates():
                 self._states.drop_keys(event.keys)
                 return []
@@ -261,6 +279,8 @@ class Agent:
             rows = self._put_off(rows, frozenset(result.result.deferred))
         if result.saved:
             self._save(rows, result.saved)
+        if self.host_memory:
+            self._prompt_times.record_step(rows, result.result.busy)
         if self._batches.already_sent(rows):
             self._all_through(rows, now)
             return [*self._bids(), *self._parted()]
@@ -432,9 +452,12 @@ class Agent:
 
     def starved(self, now: int) -> list[AgentCommand]:
         """Report rows as lost that have waited for pages longer than the page timeout. Call it from time to time."""
-        late = self._queue.starved(now - self._config.page_timeout_ms * 1_000_000)
+        since = now - self._config.page_timeout_ms * 1_000_000
+        late = self._queue.starved(since)
         self._early.expire(now)
-        return [*self._report_lost(late, f"no pages for its next tokens on {self.device}", retry=True), *self._bids()]
+        self._copies.lost += self._copies.overdue(since)
+        lost = self._report_lost(late, f"no pages for its next tokens on {self.device}", retry=True)
+        return [*lost, *self._lost_copies(), *self._bids()]
 
     # -- inspection ----------------------------------------------------------------------------------------------------
 
@@ -452,12 +475,20 @@ class Agent:
             queues,
             prompt_tokens=sum(each.tokens for each in self._queue.rows if each.tokens > 1),
             hops=self._hop_times.drain(),
+            host_kv=self._copies.nbytes,
+            copies=self._copies.drain_times(),
+            prompts=self._prompt_times.drain(),
         )
 
     @property
     def prompt_states(self) -> PromptStates:
         """The saved hidden states of prompts."""
         return self._states
+
+    @property
+    def host_copies(self) -> HostCopies:
+        """K and V of sequences that gave way."""
+        return self._copies
 
     def pages(self) -> PageCounts:
         return self._tables.book.counts()
@@ -467,7 +498,8 @@ class Agent:
 
         Raises PageBookDamaged or RuntimeError.
         """
-        self._tables.check(self._sequence_table.keys() | self._moves.keys())
+        self._tables.check(self._sequence_table.keys() | self._moves.keys() | self._copies.keys())
+        self._copies.check(self._sequence_table.sequences.values())
         self._bidding.check()
         self._kept.check(self._sequence_table.sequences.keys() | self._moves.seqs())
         sequences = self._sequence_table.sequences
@@ -484,31 +516,74 @@ class Agent:
 
     def _open(self, order: OpenSequences, now: int) -> list[AgentCommand]:
         refused: list[tuple[str, int]] = []
+        out: list[AgentCommand] = []
         for at, (request, epoch) in enumerate(zip(order.requests, order.epochs, strict=True)):
             self._bidding.closed(request.seq, epoch - 1)
+            swapped = order.swapped[at] if order.swapped else 0
+            if len(self._copies) and not swapped:
+                out += self._copies.closed(request.seq, epoch - 1)
             seated = self._sequence_table.open(order, at)
+            if seated and swapped:
+                opened = self._sequence_table.sequences[request.seq]
+                if not self._copies.claim(opened, swapped, order.computed[at], now):
+                    self._sequence_table.close(request.seq, epoch)
+                    seated = False
             if seated is False:
                 refused.append((request.seq, epoch))
             elif seated and (early := self._early.pop_row(request.seq, epoch)) is not None:
                 self._queue_forwarded(early.rows, (early.array,), now)
+        if self._copies.returns:
+            out += self._after_release(now)
         if not refused:
-            return []
+            return out
         seqs, epochs = zip(*refused, strict=True)
         return [
+            *out,
             Send(
                 SCHEDULER,
                 RowsLost(self.device, seqs, epochs, "a stage of its path, or K and V that it needs, is not here", True),
-            )
+            ),
         ]
 
     def _closed(self, key: str) -> None:
         """Stop expecting rows at a page table: its sequence has left."""
         self._round_trips.remove_table(key)
 
-    def _close(self, seq: str, epoch: int) -> None:
+    def _close(self, seq: str, epoch: int) -> list[AgentCommand]:
+        out = self._copies.closed(seq, epoch) if len(self._copies) else []
         self._sequence_table.close(seq, epoch)
         self._early.pop_row(seq, epoch)
         self._bidding.closed(seq, epoch)
+        return out
+
+    def _save_sequence(self, seq: str, epoch: int, tokens: int) -> list[AgentCommand]:
+        """Close a sequence, and keep its K and V in host memory (QL-10)."""
+        sequence = self._sequence_table.take_out(seq, epoch)
+        out = [] if sequence is None else self._copies.save(sequence, tokens)
+        self._moves.closed(seq, epoch)
+        self._early.pop_row(seq, epoch)
+        self._bidding.closed(seq, epoch)
+        return out
+
+    def _after_release(self, now: int) -> list[AgentCommand]:
+        """Return commands for what may have waited for pages: K and V that come back, and loads."""
+        out: list[AgentCommand] = []
+        if self._copies.returns:
+            out += self._copies.begin_due()
+        if self._copies.lost:
+            out += self._lost_copies()
+        if rows := self._copies.take_rows():
+            self._queue.add_rows(rows, False, now)
+        return [*out, *self._shelf.unloading.due(False)]
+
+    def _lost_copies(self) -> list[AgentCommand]:
+        """Report the sequences that cannot return; the scheduler closes them and runs them again."""
+        lost, self._copies.lost = self._copies.lost, []
+        gone = [each for each in lost if each.here]
+        if not gone:
+            return []
+        seqs, epochs = tuple(each.seq for each in gone), tuple(each.epoch for each in gone)
+        return [Send(SCHEDULER, RowsLost(self.device, seqs, epochs, "its K and V did not come back", True))]
 
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
@@ -517,6 +592,8 @@ class Agent:
         if came is None:
             came = rows_of_go(go, self._sequence_table.sequences, self._shelf.specs, now, self._strides)
             self._batches.arrived(go, came)
+        if self._copies.returns:
+            came = self._copies.hold_rows(came)
         self._queue.add_rows(came, bool(go.attempts), now)
 
     def _queue_forwarded(self, rows: ForwardRows, arrays: Sequence[Array], now: int) -> None:
@@ -526,6 +603,8 @@ class Agent:
             self._batches.arrived(rows, came)
         if rows.sent > self._step_ended and came and came[0].hop and not self._steps.under_way:
             self._hop_times.record(came[0].sequence.path[came[0].hop - 1].device, rows, arrays, now)
+        if self._copies.returns:
+            came = self._copies.hold_rows(came)
         self._queue.add_rows(came, bool(rows.attempts), now)
 
     def _bid(self, event: Offer | Bid | Retract) -> list[AgentCommand]:
@@ -613,4 +692,5 @@ class Agent:
         """Return commands for stages that leave or come and have waited; none are dropped while a step runs."""
         unloading = self._shelf.unloading
         waits = unloading.stages or unloading.later  # attributes: nothing is called where nothing waits
-        return [*unloading.due(not self._steps.under_way)] if waits else []
+        due: list[AgentCommand] = [*unloading.due(not self._steps.under_way)] if waits else []
+        return [*self._after_release(self._step_ended), *due] if self._copies.returns else due

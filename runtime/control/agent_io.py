@@ -14,7 +14,7 @@ import msgspec
 
 from runtime.chains import Array, LoadedUnits, Stage
 from runtime.messages import Message
-from runtime.types import ModelSpec, StepPlan
+from runtime.types import ModelSpec, Opened, StepPlan
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +98,61 @@ class VerifyActivations:
     hi: int
 
 
-AgentCommand = Send | LoadStage | DropStage | ReturnPages | ReadPages | WritePages | SendActivations | VerifyActivations
+@dataclass(frozen=True, slots=True)
+class CopyOut:
+    """Copy K and V of a page table's first `tokens` tokens, in these pages, to host memory (QL-10).
+
+    The driver reports CopiedOut.
+    """
+
+    key: str
+    tokens: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyIn:
+    """Write pages with what CopyOut brought (QL-10). The driver reports CopiedIn.
+
+    Fields:
+        opened: The sequence, under the key of its page table.
+        tokens: Tokens with K and V, in these pages and in those before that it shares.
+    """
+
+    opened: Opened
+    tokens: int
+    pages: tuple[int, ...]
+    data: Array
+
+    @property
+    def key(self) -> str:
+        return self.opened.request.seq
+
+
+@dataclass(frozen=True, slots=True)
+class ShareHostMemory:
+    """Leave weights that wait what K and V do not take of the host memory.
+
+    `change`: bytes by which K and V there grow or shrink. (A total could be out of date when it is carried out: events
+    of commands before it change it.)
+    """
+
+    change: int
+
+
+AgentCommand = (
+    Send
+    | LoadStage
+    | DropStage
+    | ReturnPages
+    | ReadPages
+    | WritePages
+    | SendActivations
+    | VerifyActivations
+    | CopyOut
+    | CopyIn
+    | ShareHostMemory
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,4 +227,23 @@ class ActivationsVerified:
     error: str = ""
 
 
-AgentEvent = StageLoaded | StageFailed | HostChanged | PagesWritten | ActivationsVerified
+@dataclass(frozen=True, slots=True)
+class CopiedOut:
+    """Report to the agent that pages are in host memory, or the `error` that prevented it. `took`: in ns."""
+
+    key: str
+    data: Array | None
+    took: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedIn:
+    """Report to the agent that pages are written, or the `error` that prevented it. `took`: in ns."""
+
+    key: str
+    took: int
+    error: str = ""
+
+
+AgentEvent = StageLoaded | StageFailed | HostChanged | PagesWritten | ActivationsVerified | CopiedOut | CopiedIn

@@ -63,7 +63,7 @@ class AgentCounters:
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    preemptions: int = _shown("vllm:num_preemptions", "Sequences preempted, to be recomputed.")
+    preemptions: int = _shown("vllm:num_preemptions", "Sequences that gave way, to be computed again or brought back.")
     resumed_tokens: int = _shown("blockzoo:resumed_tokens", "Tokens run again after preemptions.")
     steps: int = _shown("blockzoo:steps", "Steps that the engine ran.")
     failed_steps: int = _shown("blockzoo:failed_steps", "Steps in which the engine failed.")
@@ -91,6 +91,12 @@ class AgentCounters:
     copied: int = _shown("blockzoo:migration_copied_tokens", "Tokens whose K and V migrations copied.")
     recomputed: int = _shown("blockzoo:migration_recomputed_tokens", "Tokens whose K and V migrations recomputed.")
     moved_bytes: int = _shown("blockzoo:migration_bytes", "Bytes of K and V that migrations sent.")
+    # K and V of sequences that gave way, in host memory (QL-10).
+    swapped_out: int = _shown("blockzoo:swapped_out", "Sequences that gave way, with K and V kept in host memory.")
+    swapped_in: int = _shown("blockzoo:swapped_in", "Sequences whose K and V came back from host memory.")
+    swapped_lost: int = _shown("blockzoo:swapped_lost", "Kept K and V that were dropped before they came back.")
+    swapped_tokens: int = _shown("blockzoo:swapped_tokens", "Tokens that came back and were not computed again.")
+    swapped_bytes: int = _shown("blockzoo:swapped_bytes", "Bytes of K and V that were copied to host memory.")
     # Deadlines (`slo_ms`), and running sequences that gave way to urgent ones (QL-09).
     slo_met: int = _shown("blockzoo:slo_met", "Sequences of requests with slo_ms that ended in time.")
     slo_missed: int = _shown("blockzoo:slo_missed", "Sequences of requests with slo_ms that ended late, or failed.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from runtime.chains import Chain, Hop, Path
 from runtime.control.sequence import Phase
@@ -59,6 +59,16 @@ class TraceEvents:
 
     def preempted(self, now: int, request: SequenceRequest, produced: int, cause: str) -> None:
         self._emit(now, "batch.preempt", request, n=produced, cause=cause)
+
+    def swapped(
+        self, now: int, request: SequenceRequest, event: Literal["kv.swap.out", "kv.swap.in"], tokens: int,
+        nbytes: int, swap: float = 0.0, recompute: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Record K and V that go to host memory or come back.
+
+        `swap`, `recompute`: what both ways were estimated to take, in seconds.
+        """
+        self._emit(now, event, request, n=tokens, cause="QL-10", nbytes=nbytes, swap=swap, recompute=recompute)
 
     def removed(self, now: int, request: SequenceRequest, reason: FinishReason, produced: int) -> None:
         self._emit(now, "batch.remove", request, n=produced, cause=reason)

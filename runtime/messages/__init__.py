@@ -2,6 +2,7 @@
 
     to_agent        scheduler -> agent     LoadStages UnloadStages   OpenSequences CloseSequences   RunRows PeerDown
                                                                      StartMigration FinishMigration   DropStates
+                                                                     SaveSequences
     between_agents  agent -> agent         ForwardRows (hidden states)   PageRequest PageData (K and V)   Offer Bid
                                                                          Retract (hops dispatched by agents)
     to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed HostWeights   RowsDone RowsLost
@@ -42,6 +43,7 @@ from runtime.messages.to_agent import (
     PromptEntry,
     PromptSave,
     RunRows,
+    SaveSequences,
     StartMigration,
     UnloadStages,
 )
@@ -64,6 +66,7 @@ ToAgent = (
     | UnloadStages
     | OpenSequences
     | CloseSequences
+    | SaveSequences
     | DropStates
     | RunRows
     | PeerDown
@@ -124,6 +127,7 @@ __all__ = [
     "RowsDone",
     "RowsLost",
     "RunRows",
+    "SaveSequences",
     "Shutdown",
     "SpeculationResult",
     "StageLoadFailed",

@@ -79,6 +79,8 @@ class OpenSequences(Message, frozen=True, tag=True, array_like=True):
         offers: Hops of each sequence that are offered to several devices, as (hop, devices) (BL-23).
         entries: How each sequence starts with the first layers of another chain; empty if none does.
         saves: Hidden states to be saved while each sequence's prompt runs; empty if none are.
+        swapped: Epoch under which each sequence's K and V were saved in host memory, from where the first `computed`
+            tokens come back; 0 for those that were not. Empty if none were (QL-10).
     """
 
     epochs: tuple[int, ...]
@@ -92,6 +94,7 @@ class OpenSequences(Message, frozen=True, tag=True, array_like=True):
     offers: tuple[tuple[tuple[int, tuple[str, ...]], ...], ...] = ()
     entries: tuple[PromptEntry | None, ...] = ()
     saves: tuple[tuple[PromptSave, ...], ...] = ()
+    swapped: tuple[int, ...] = ()
 
 
 class DropStates(Message, frozen=True, tag=True, array_like=True):
@@ -101,13 +104,25 @@ class DropStates(Message, frozen=True, tag=True, array_like=True):
 
 
 class CloseSequences(Message, frozen=True, tag=True, array_like=True):
-    """Drop sequences, whatever they are doing. Their pages are freed once no step writes them.
+    """Drop sequences, whatever they are doing, with what host memory has of them. Pages are freed once no step writes.
 
-    A sequence that is open under a later epoch stays open.
+    A sequence that is open, or was saved, under a later epoch stays.
     """
 
     seqs: tuple[str, ...]
     epochs: tuple[int, ...]
+
+
+class SaveSequences(Message, frozen=True, tag=True, array_like=True):
+    """Close sequences that give way, and keep their K and V in host memory (QL-10).
+
+    `tokens`: tokens of each sequence with complete K and V. What cannot be kept is only closed: the OpenSequences that
+    asks for it is then answered by RowsLost.
+    """
+
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    tokens: tuple[int, ...]
 
 
 class PeerDown(Message, frozen=True, tag=True, array_like=True):

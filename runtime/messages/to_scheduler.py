@@ -29,6 +29,8 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
             `page_capacity`, whatever the weights take.
         fetch_sets: Page sets of a migration to it that are under way at once.
         recompute_chunk: Tokens that a migration to it recomputes at a time.
+        host_memory: Bytes of host memory for K and V of sequences that give way, shared with weights that wait.
+        copies_beside: Whether K and V are copied to and from host memory while steps run.
     """
 
     device: str
@@ -46,6 +48,8 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
     budget: int = 0
     fetch_sets: int = 8
     recompute_chunk: int = 64
+    host_memory: int = 0
+    copies_beside: bool = False
 
 
 class StageReady(Message, frozen=True, tag=True, array_like=True):
@@ -212,6 +216,10 @@ class AgentStats(Message, frozen=True, tag=True, array_like=True):
         prompt_tokens: Tokens of prompts among the rows waiting.
         hops: (device that rows came from, their bytes, nanoseconds on the way) of rows that came while this device
             waited, since the last report. Clocks of devices on different machines differ.
+        host_kv, host_weights: Bytes of host memory with K and V, and with weights that wait to be loaded again.
+        copies: (whether to host memory, bytes, nanoseconds) of K and V that were copied, since the last report.
+        prompts: (stage, tokens, tokens before them, nanoseconds) of steps with tokens of prompts, since the last
+            report; the time of the other rows of these steps is not counted. Only where there is host memory.
     """
 
     device: str
@@ -224,3 +232,7 @@ class AgentStats(Message, frozen=True, tag=True, array_like=True):
     links: tuple[tuple[str, str], ...] = ()
     prompt_tokens: int = 0
     hops: tuple[tuple[str, int, int], ...] = ()
+    host_kv: int = 0
+    host_weights: int = 0
+    copies: tuple[tuple[bool, int, int], ...] = ()
+    prompts: tuple[tuple[str, int, int, int], ...] = ()

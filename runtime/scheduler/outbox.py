@@ -21,6 +21,7 @@ from runtime.messages import (
     PromptEntry,
     PromptSave,
     RunRows,
+    SaveSequences,
     UnloadStages,
 )
 from runtime.scheduler.decode.batch_numbers import BatchNumbers
@@ -65,6 +66,7 @@ class _Opens:
     offers: list[tuple[tuple[int, tuple[str, ...]], ...]] = field(default_factory=list)
     entries: list[PromptEntry | None] = field(default_factory=list)
     saves: list[tuple[PromptSave, ...]] = field(default_factory=list)
+    swapped: list[int] = field(default_factory=list)
 
     def message(self) -> OpenSequences:
         return OpenSequences(
@@ -79,6 +81,7 @@ class _Opens:
             tuple(self.offers) if any(self.offers) else (),
             tuple(self.entries) if any(self.entries) else (),
             tuple(self.saves) if any(self.saves) else (),
+            tuple(self.swapped) if any(self.swapped) else (),
         )
 
 
@@ -89,6 +92,16 @@ class _Closes:
 
     def message(self) -> CloseSequences:
         return CloseSequences(tuple(self.seqs), tuple(self.epochs))
+
+
+@dataclass(slots=True)
+class _Saves:
+    seqs: list[str] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def message(self) -> SaveSequences:
+        return SaveSequences(tuple(self.seqs), tuple(self.epochs), tuple(self.tokens))
 
 
 @dataclass(slots=True)
@@ -140,9 +153,18 @@ class CommandOutbox:
         last.seqs.append(seq)
         last.epochs.append(epoch)
 
+    def save(self, device: str, seq: str, epoch: int, tokens: int) -> None:
+        """Close a sequence on a device that keeps K and V of its first tokens in host memory (QL-10)."""
+        last = self._last(device)
+        if not isinstance(last, _Saves):
+            self._devices[device].append(last := _Saves())
+        last.seqs.append(seq)
+        last.epochs.append(epoch)
+        last.tokens.append(tokens)
+
     def open(
         self, device: str, sequence: ScheduledSequence, *, keep: bool = False, shared: tuple[str, int] | None = None,
-        entry: PromptEntry | None = None, saves: tuple[PromptSave, ...] = (),
+        entry: PromptEntry | None = None, saves: tuple[PromptSave, ...] = (), swapped: int = 0,
     ) -> None:  # fmt: skip
         """Open a sequence on a device.
 
@@ -150,6 +172,7 @@ class CommandOutbox:
             shared: Another sequence, and how many of its first tokens are shared.
             entry: How it starts with the first layers of another chain (UN-15).
             saves: Hidden states to be saved while its prompt runs (UN-15).
+            swapped: Epoch of its K and V in host memory, which come back (QL-10).
         """
         self._open(
             device,
@@ -164,6 +187,7 @@ class CommandOutbox:
             tuple(sequence.offered.hops.items()),
             entry,
             saves,
+            swapped,
         )
 
     def hold_sequence(self, device: str, request: SequenceRequest, path: Path, shared: tuple[str, int]) -> None:
@@ -243,6 +267,7 @@ class CommandOutbox:
         offers: tuple[tuple[int, tuple[str, ...]], ...] = (),
         entry: PromptEntry | None = None,
         saves: tuple[PromptSave, ...] = (),
+        swapped: int = 0,
     ) -> None:
         last = self._last(device)
         if not isinstance(last, _Opens):
@@ -258,6 +283,7 @@ class CommandOutbox:
         last.offers.append(offers)
         last.entries.append(entry)
         last.saves.append(saves)
+        last.swapped.append(swapped)
 
     def _last(self, device: str) -> _Batch | None:
         batches = self._devices.setdefault(device, [])

@@ -68,6 +68,7 @@ from runtime.scheduler.devices.events import DeviceEvents
 from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.shared_prompts import SharedPrompts
+from runtime.scheduler.kv.swapping import Swapping
 from runtime.scheduler.migration.migration import Moves
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
@@ -107,8 +108,7 @@ class Scheduler:
     ) -> None:  # fmt: skip
         devices, adaptation = Devices(), adaptation or VariantChoice()
         placed = BlockMap(blocks, config, devices)
-        used = UsedPaths(placed)
-        tell = TraceEvents(trace, "scheduler")
+        used, tell = UsedPaths(placed), TraceEvents(trace, "scheduler")
         times = MeasuredTimes(config.control, adaptation.profiles, tell)
         measured = () if adaptation.profiles is None else adaptation.profiles.blocks
         estimates = LatencyEstimates({each.block: each for each in measured}, times, config.prefill_chunk)
@@ -116,9 +116,10 @@ class Scheduler:
         served = {chain.model: chain for chain in chains}
         out, counters = CommandOutbox(), Counters()
         prompts = SharedPrompts(config, served, devices, out, counters)
+        swapping = Swapping(config, devices, out, counters, tell, times, adaptation.profiles, estimates, placed)
         order = deadline_order(config, times)
         self._state = ClusterState(
-            config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, out,
+            config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, swapping, out,
             counters=counters, waiting=WaitingQueue(None if order is None else order.forecasts), order=order,
             cells=cells_by(config, order, devices, placed),
         )  # fmt: skip

@@ -20,6 +20,7 @@ from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_index import PrefixIndex
 from runtime.scheduler.kv.shared_prompts import SharedPrompts
+from runtime.scheduler.kv.swapping import Swapping
 from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.order.cells import CellAssignment
 from runtime.scheduler.order.deadlines import DeadlineOrder
@@ -60,6 +61,7 @@ class ClusterState:
     page_accounting: PageAccounting
     times: MeasuredTimes
     prompts: SharedPrompts
+    swapping: Swapping
     out: CommandOutbox = field(default_factory=CommandOutbox)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     counters: Counters = field(default_factory=Counters)
@@ -175,6 +177,7 @@ class ClusterState:
     def check(self) -> None:
         """Raise RuntimeError unless sequences and queues agree."""
         self.devices.check()
+        self.swapping.check(self.sequences.values())
         waiting = {sequence.seq for sequence in self.waiting}
         if set(self.sequences) != set(self.running) | waiting or waiting & set(self.running):
             raise RuntimeError("members are not either waiting or running")

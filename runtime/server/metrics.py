@@ -282,3 +282,11 @@ class _DriverCollector(Collector):
             metric = GaugeMetricFamily(name, documentation, labels=["device"])
             metric.add_metric([device], value)
             yield metric
+        host = GaugeMetricFamily(
+            "blockzoo:host_memory_bytes",
+            "Host memory with K and V of sequences that gave way, and with weights that wait.",
+            labels=["device", "kind"],
+        )
+        host.add_metric([device, "kv"], memory.host_kv)
+        host.add_metric([device, "weights"], memory.host_weights)
+        yield host

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 #: Events that are added to the span of their sequence.
-_MARKS = frozenset(["batch.insert", "batch.resume", "batch.preempt", "kv.move.start", "kv.meet", "kv.move.abort"])
+_MARKS = frozenset(
+    [
+        "batch.insert", "batch.resume", "batch.preempt", "kv.swap.out", "kv.swap.in", "kv.move.start", "kv.meet",
+        "kv.move.abort",
+    ]
+)  # fmt: skip
 
 
 class OtelSpans:

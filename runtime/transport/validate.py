@@ -33,6 +33,7 @@ from runtime.messages import (
     RowsDone,
     RowsLost,
     RunRows,
+    SaveSequences,
     SpeculationResult,
     StageLoadFailed,
     StageReady,
@@ -55,6 +56,7 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     LoadStages: ("stages", "blocks"),
     OpenSequences: ("epochs", "requests", "outputs", "paths", "keep", "computed", "shared"),
     CloseSequences: ("seqs", "epochs"),
+    SaveSequences: ("seqs", "epochs", "tokens"),
     RunRows: ("seqs", "epochs", "starts", "counts", "sample", "generated", "steps"),
     ForwardRows: ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated"),
     RowsDone: ("seqs", "epochs", "counts", "sampled"),
@@ -67,14 +69,15 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
 }
 #: Columns that are as long as `epochs`, or empty.
 _PERHAPS: dict[type[Message], tuple[str, ...]] = {
-    OpenSequences: ("speculative_hops", "offers", "entries", "saves"),
+    OpenSequences: ("speculative_hops", "offers", "entries", "saves", "swapped"),
     RunRows: ("attempts", "speculate"),
     ForwardRows: ("attempts", "speculate"),
     RowsDone: ("attempts", "earlier"),
 }
 #: Columns of numbers >= 0.
 _NATURAL = {
-    OpenSequences: ("computed",),
+    OpenSequences: ("computed", "swapped"),
+    SaveSequences: ("tokens",),
     RunRows: ("starts", "counts", "generated", "steps", "attempts"),
     ForwardRows: ("hops", "starts", "counts", "generated", "attempts"),
     RowsDone: ("counts", "attempts"),
@@ -88,10 +91,10 @@ _NATURAL = {
 _COUNTS: dict[type[Message], tuple[str, ...]] = {
     **dict.fromkeys((RunRows, RowsDone), ("batch",)),
     ForwardRows: ("batch", "sent"),
-    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes", "budget"),
+    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes", "budget", "host_memory"),
     StageReady: ("nbytes", "took", "host"),
     MigrationReady: ("nbytes", "activation_bytes", "copying", "recomputing"),
-    AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens"),
+    AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens", "host_kv", "host_weights"),
     PageRequest: ("lo", "hi"),
     PageData: ("lo", "hi"),
 }

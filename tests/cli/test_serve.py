@@ -168,7 +168,7 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--device-memory", "4GiB", "--agent-weights", "1GiB"), "give one of them"),
         (("--device-memory", "1GiB", "--kv-cache-memory-bytes", "1GiB"), "leaves nothing for weights"),
         (("--eviction", "lru"), "--eviction has no effect without a limit of memory"),
-        (("--host-memory", "1GiB"), "--host-memory has no effect without a limit of memory"),
+        (("--preemption-mode", "swap"), "--preemption-mode has no effect without host memory: give --host-memory"),
         (("--agents", "2", "--backend", "inline"), "the only one"),
         (("--agents", "2", "--backend", "local"), "the only one"),
         (("--backend", "processes", "--executor", "dense"), "stay on one device"),

@@ -105,6 +105,22 @@ class SequenceTable:
             self._remove_sequence(sequence)
         self._moves.closed(seq, epoch)
 
+    def take_out(self, seq: str, epoch: int) -> AgentSequence | None:
+        """Remove a sequence that is here under this epoch, and return it; its page tables stay the caller's to release.
+
+        Returns None, and does nothing, if it is not here.
+        """
+        sequence = self.sequences.get(seq)
+        if sequence is None or sequence.epoch != epoch:
+            return None
+        del self.sequences[seq]
+        sequence.here = False
+        self._ahead.closed(sequence)
+        self._kept.close(seq)
+        for key in sequence.keys.values():
+            self._left(key)
+        return sequence
+
     def keys(self) -> set[str]:
         """Return the page tables of all sequences, those of stand-ins included."""
         held = {key for sequence in self.sequences.values() for key in sequence.keys.values()}

@@ -1,6 +1,7 @@
 """Carry out an agent's commands other than steps and plain messages, on the engine's thread.
 
-Those are: load and drop stages, give back, read and write pages, send and verify kept hidden states.
+Those are: load and drop stages, give back, read and write pages, send and verify kept hidden states, copy pages to host
+memory and back.
 `CommandExecutor.do` carries out one command and returns the resulting event for the agent. A stage that cannot be
 loaded and bytes that do not verify are reported in the event; only EngineLost and defects are raised.
 
@@ -11,18 +12,23 @@ first may use weights of one that leaves after it.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
-from runtime.chains import Array, Preparing, Stage, StageEngine, Tiered
+from runtime.chains import Array, HostMemory, Preparing, Stage, StageEngine, Tiered
 from runtime.cluster.agent_process.stage_loader import StageLoader
 from runtime.cluster.errors import public
 from runtime.control.agent_io import (
     ActivationsVerified,
     AgentCommand,
     AgentEvent,
+    CopiedIn,
+    CopiedOut,
+    CopyIn,
+    CopyOut,
     DropStage,
     HostChanged,
     LoadStage,
@@ -30,6 +36,7 @@ from runtime.control.agent_io import (
     ReadPages,
     ReturnPages,
     SendActivations,
+    ShareHostMemory,
     StageFailed,
     StageLoaded,
     VerifyActivations,
@@ -51,7 +58,7 @@ class CommandExecutor:
         prepares = isinstance(engine, Preparing) and engine.prepares
         #: Stages that are being prepared.
         self.preparing = 0
-        self._loads = 0
+        self._loads = self._host_kv = 0
         self._drops: deque[tuple[int, Stage]] = deque()  # each behind so many loads
         self.loader = StageLoader(engine, messenger.wake) if prepares and isinstance(engine, Preparing) else None
 
@@ -78,6 +85,14 @@ class CommandExecutor:
                 verified = self._checksums.verified(command.data, command.digest)
                 error = "" if verified else "the hidden states do not verify: their digest is another"
                 return ActivationsVerified(command.move, command.lo, command.hi, error)
+            case CopyOut():
+                return self._copy_out(command)
+            case CopyIn():
+                return self._copy_in(command)
+            case ShareHostMemory():
+                self._host_kv += command.change
+                if isinstance(self._engine, HostMemory):
+                    self._engine.share_host_memory(self._host_kv)
         return None
 
     def load_prepared(self) -> list[AgentEvent]:
@@ -125,8 +140,36 @@ class CommandExecutor:
         """Write pages; return why that failed, or an empty string."""
         if not self._checksums.verified(command.data, command.digest):
             return "the pages do not verify: their digest is another"
+        return self._write(command.pages, command.data)
+
+    def _write(self, pages: Sequence[int], data: Array) -> str:
         try:
-            self._engine.write_pages(command.pages, command.data)
+            self._engine.write_pages(pages, data)
         except ValueError as error:
             return f"the pages do not fit: {public(error)}"
         return ""
+
+    def _copy_out(self, command: CopyOut) -> CopiedOut:
+        """Copy pages to host memory; without memory for that they are lost, and the sequence runs again."""
+        began, engine = time.perf_counter_ns(), self._engine
+        try:
+            if isinstance(engine, HostMemory):
+                data = engine.copy_out(command.key, command.tokens, command.pages)
+            else:
+                data = engine.read_pages(command.pages)
+        except (MemoryError, RuntimeError, ValueError) as error:  # torch raises RuntimeError for a lack of memory
+            _log.warning("K and V of %s are not kept", command.key, exc_info=True)
+            return CopiedOut(command.key, None, time.perf_counter_ns() - began, public(error))
+        return CopiedOut(command.key, data, time.perf_counter_ns() - began)
+
+    def _copy_in(self, command: CopyIn) -> CopiedIn:
+        """Write K and V from host memory; where that fails the sequence runs again."""
+        began, engine, error = time.perf_counter_ns(), self._engine, ""
+        if not isinstance(engine, HostMemory):
+            error = self._write(command.pages, command.data)
+        else:
+            try:
+                engine.copy_in(command.opened, command.tokens, command.pages, command.data)
+            except ValueError as reason:
+                error = f"K and V do not fit: {public(reason)}"
+        return CopiedIn(command.key, time.perf_counter_ns() - began, error)

@@ -28,7 +28,7 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from runtime.agent.agent import Agent
-from runtime.chains import Array, IdleWork, StageEngine
+from runtime.chains import Array, HostMemory, IdleWork, StageEngine
 from runtime.cluster.agent_process.commands import CommandExecutor
 from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.lanes import lanes_for
@@ -219,6 +219,7 @@ class AgentLoop:
                 budget=settings.budget,
                 fetch_sets=self._agent.fetch_sets,
                 recompute_chunk=self._agent.recompute_chunk,
+                host_memory=self._agent.host_memory,
             ),
         )
 
@@ -254,6 +255,8 @@ class AgentLoop:
 
     def _report(self) -> AgentStats:
         report = self._agent.report()
+        if isinstance(self._engine, HostMemory):
+            report = replace(report, host_weights=self._engine.host_weights)
         return report if self._directed is None else replace(report, links=self._directed.links())
 
     def _step(self) -> bool:

@@ -141,7 +141,13 @@ def be(
         return AgentEnded(AgentExit.LOST, f"the engine cannot be made: {public(error)}")
     ahead = looks_ahead(engine) and not identity.settings.own_lane
     agent = Agent(
-        identity.device, engine.page_capacity, identity.agent, engine.alike, lacks=engine.lacks, looks_ahead=ahead
+        identity.device,
+        engine.page_capacity,
+        identity.agent,
+        engine.alike,
+        lacks=engine.lacks,
+        looks_ahead=ahead,
+        page_bytes=engine.page_bytes,
     )
     try:
         messenger = Messenger(identity.device, identity.incarnation, identity.bind, keys, context=context)

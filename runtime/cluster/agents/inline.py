@@ -126,6 +126,7 @@ class InlineAgent:
             self._record_step,
             engine.lacks,
             looks_ahead=ahead,
+            page_bytes=engine.page_bytes,
         )
         self._loop = AgentLoop(engine, agent, self._link, self._settings, own_version(), self._clock)
         self._link.deliver(PeerList(((self.device, incarnation, self._link.address),)))

@@ -128,7 +128,13 @@ class ClusterView:
             alive = [device for device in self._scheduler.devices if device.alive]
             unshared = sum(map(self._stages_bytes, alive))
             pages = sum(device.pages.capacity for device in alive)
-            return EngineMemory(sum(d.stages.nbytes for d in alive), unshared, pages * self._remote_agents.page_bytes)
+            return EngineMemory(
+                sum(device.stages.nbytes for device in alive),
+                unshared,
+                pages * self._remote_agents.page_bytes,
+                sum(device.host[0] for device in alive),
+                sum(device.host[1] for device in alive),
+            )
 
     def _stages_bytes(self, device: Device) -> int:
         """Return the bytes of the blocks of all loaded stages, without sharing."""

@@ -83,6 +83,21 @@ class DenseBatch:
         self._kept[seq] = self.kv_store.copy_row(at)
         self._free_seat(at)
 
+    def read(self, seq: str, tokens: int) -> SavedKV:
+        """Return the K and V of a sequence's first `tokens` tokens. Raises ValueError if it has fewer."""
+        held = self.kv_store.copy_row(self.seats.index(seq)) if seq in self.seats else self._kept.get(seq)
+        if held is None or held.tokens < tokens:
+            raise ValueError(f"{seq} has no {tokens} tokens")
+        return (
+            held
+            if held.tokens == tokens
+            else SavedKV(tokens, [k[:tokens] for k in held.k], [v[:tokens] for v in held.v])
+        )
+
+    def write(self, seq: str, saved: SavedKV) -> None:
+        """Save K and V of a sequence until it gets a slot."""
+        self._kept[seq] = saved
+
     def cost(self, tokens: int) -> int:
         """Return the pages that `tokens` saved tokens of one sequence take."""
         return self._pages(1, tokens)

@@ -22,16 +22,18 @@ from runtime.chains import Array, Lack, Likeness, Stage, StageResult
 from runtime.config import EngineConfig
 from runtime.engine.dense.batch import DenseBatch, rows_by_model
 from runtime.engine.dense.context import DenseContexts, PaddedBatch
+from runtime.engine.dense.kv_store import SavedKV
 from runtime.engine.dense.padding_stats import IdleCounts
 from runtime.engine.dense.prompt_thread import PromptThread
+from runtime.engine.dense.saved_pages import as_pages, from_pages
 from runtime.engine.models.registry import ModelRegistry
 from runtime.engine.sampling.output import Outcome
 from runtime.engine.sampling.sampler import Largest
 from runtime.engine.step.runner import StepRun
-from runtime.engine.tensors.convert import likeness
+from runtime.engine.tensors.convert import array_of, joined, likeness
 from runtime.kv.pool import PageSizes
 from runtime.policy.batching.dense import LaneDecision, decide_lane
-from runtime.types import Copied, EngineMemory, ModelSpec, Row, SegmentRun, StepPlan, StepResult
+from runtime.types import Copied, EngineMemory, ModelSpec, Opened, Row, SegmentRun, StepPlan, StepResult
 from zoo.errors import NotServable
 from zoo.store import Store
 
@@ -61,6 +63,7 @@ class DenseEngine:
         self.prompts = PromptThread(self._registry.units, config.trace_segments) if beside else None
         self.idle = IdleCounts()
         self.peak_pages = 0
+        self._coming: list[tuple[Opened, SavedKV]] = []
 
     @property
     def device(self) -> str:
@@ -116,6 +119,7 @@ class DenseEngine:
             self.prompts.finish(wait=self.prompts.runs((*plan.released, *(one.source for one in plan.copied))))
             self.prompts.remove_sequences(plan.released)
         self._release(plan)
+        self._open_coming(plan.released)
         for opened in plan.opened:
             self._registry.models[opened.request.model].open(opened.request, opened.output)
         step = _DenseStep(self, self._lanes, rows_by_model(plan.rows))
@@ -135,6 +139,46 @@ class DenseEngine:
     def read_pages(self, pages: Sequence[int]) -> Array:
         """Raise NotServable: there are no pages to read."""
         raise NotServable("the dense executor keeps K and V by sequence, not in pages")
+
+    @property
+    def host_weights(self) -> int:
+        return self._registry.units.idle.held
+
+    def share_host_memory(self, kv: int) -> None:
+        self._registry.units.share_idle(kv)
+
+    @torch.inference_mode()
+    def copy_out(self, key: str, tokens: int, pages: Sequence[int]) -> Array:
+        """Return a sequence's K and V as pages (BA-15). Raises ValueError if it has fewer tokens."""
+        if self.prompts is not None:
+            self.prompts.finish(wait=self.prompts.runs((key,)))
+        lane = next((each for each in self._lanes.values() if key in each.model.sequences), None)
+        if lane is None:
+            raise ValueError(f"{key} is not here")
+        return array_of(as_pages(lane.read(key, tokens), lane.model.spec.page_tokens, self._sizes.half_bytes))
+
+    @torch.inference_mode()
+    def copy_in(self, opened: Opened, tokens: int, pages: Sequence[int], data: Array) -> None:
+        """Open a sequence with K and V that `copy_out` returned, with the next plan: after what that releases.
+
+        Raises ValueError for data of another shape, and before the model has run any sequence since it was loaded.
+        """
+        lane = self._lanes[opened.request.model]
+        given = joined([data], (len(pages), self.page_bytes), torch.uint8, torch.device("cpu"))
+        saved = from_pages(given, tokens, lane.model.spec.page_tokens, lane.kv_store.layouts())
+        self._coming.append((opened, saved))
+
+    def _open_coming(self, released: Sequence[str]) -> None:
+        """Open the sequences that came back since the last plan, but for those that left again."""
+        coming, self._coming = self._coming, []
+        for opened, saved in coming:
+            if opened.request.seq in released:
+                continue
+            lane = self._lanes[opened.request.model]
+            self._make_room(lane.cost(saved.tokens))
+            lane.model.open(opened.request, opened.output)
+            lane.write(opened.request.seq, saved)
+            self.peak_pages = max(self.peak_pages, self.pages_used)
 
     def return_pages(self, pages: Sequence[int]) -> None:
         """Do nothing: batches give memory back themselves."""
@@ -187,9 +231,7 @@ class DenseEngine:
         """
         lane, request = self._lanes[one.opened.request.model], one.opened.request
         lane.model.open(request, one.opened.output)
-        if self.pages_used + lane.cost(one.tokens) > self.page_capacity:
-            for each in self._lanes.values():
-                each.park()
+        self._make_room(lane.cost(one.tokens))
         lane.copy(
             request.seq,
             one.source,
@@ -197,6 +239,12 @@ class DenseEngine:
             moves=leaves and self.pages_used + lane.cost(one.tokens) > self.page_capacity,
         )
         self.peak_pages = max(self.peak_pages, self.pages_used)
+
+    def _make_room(self, pages: int) -> None:
+        """Park all batches if so many pages do not fit beside them."""
+        if self.pages_used + pages > self.page_capacity:
+            for each in self._lanes.values():
+                each.park()
 
     def _release_rows(self, released: Sequence[str]) -> None:
         """Drop finished sequences; in modes that run batches to completion, their rows stay until the batch is done."""

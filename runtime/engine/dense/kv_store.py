@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,25 @@ class SavedKV:
     tokens: int
     k: list[Tensor]
     v: list[Tensor]
+
+
+class TokenLayout(NamedTuple):
+    """K or V of one token in one layer."""
+
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.heads * self.head_dim * self.dtype.itemsize
+
+
+class KVLayout(NamedTuple):
+    """K and V of one token in one layer."""
+
+    k: TokenLayout
+    v: TokenLayout
 
 
 class DenseKV:
@@ -74,6 +94,15 @@ class DenseKV:
         if self._keys is None:
             self._keys = self._places[: self.columns.rows].clone()
         return self._keys
+
+    def layouts(self) -> list[KVLayout]:
+        """Return the layout of each layer's K and V. Raises ValueError for a layer that has kept nothing yet."""
+        made: list[KVLayout] = []
+        for k, v in zip(self._k, self._v, strict=True):
+            if k is None or v is None:
+                raise ValueError("a layer has kept nothing yet, so its shape is not known")
+            made.append(KVLayout(_layout(k), _layout(v)))
+        return made
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -280,6 +309,10 @@ def _grouped(query: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: AttentionSe
     return (
         out.view(rows, kv_heads, group, width, head_dim).permute(0, 3, 1, 2, 4).reshape(rows * width, heads, head_dim)
     )
+
+
+def _layout(x: Tensor) -> TokenLayout:
+    return TokenLayout(int(x.shape[-2]), int(x.shape[-1]), x.dtype)
 
 
 def _given(x: Tensor | None) -> Tensor:

@@ -35,7 +35,7 @@ from runtime.engine.sampling.output import Sampling
 from runtime.engine.step.decode_reuse import DecodeReuse
 from runtime.engine.tensors.convert import array_of, joined, likeness, staying
 from runtime.kv.pool import PagePool
-from runtime.types import EngineMemory, ModelSpec, StepPlan
+from runtime.types import EngineMemory, ModelSpec, Opened, StepPlan
 from zoo.store import Store
 
 if TYPE_CHECKING:
@@ -242,6 +242,21 @@ class StagedEngine:
         """Return the contents of pages. Raises ValueError for pages that do not exist."""
         with self._alone():
             return staying(self._pool.held(pages)) if self._stays else array_of(self._pool.read(pages))
+
+    def copy_out(self, key: str, tokens: int, pages: Sequence[int]) -> Array:
+        """Return the contents of pages in host memory. Raises ValueError for pages that do not exist."""
+        with self._alone():
+            return array_of(self._pool.read(pages))
+
+    def copy_in(self, opened: Opened, tokens: int, pages: Sequence[int], data: Array) -> None:
+        self.write_pages(pages, data)
+
+    @property
+    def host_weights(self) -> int:
+        return self._registry.units.idle.held
+
+    def share_host_memory(self, kv: int) -> None:
+        self._registry.units.share_idle(kv)
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
         given = joined([data], (len(pages), self.page_bytes), torch.uint8, self._registry.units.device)

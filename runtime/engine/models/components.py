@@ -103,7 +103,7 @@ class ComponentPool:
     time of one unit at most.
 
     Fields:
-        idle_bytes: Bytes of units without users that are kept.
+        idle_bytes: Bytes of units without users that are kept, and of K and V in host memory.
     """
 
     pool: TensorPool
@@ -194,6 +194,11 @@ class ComponentPool:
         with self._lock:  # `prepare` adds to the pools on its thread
             own = sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
             return self.pool.nbytes + self.packs.nbytes - self.idle.nbytes + own
+
+    def share_idle(self, kv: int) -> None:
+        """Keep no more units without users than fit beside `kv` bytes of K and V."""
+        with self._lock:
+            self._free(self.idle.limit_units(max(self.idle_bytes - kv, 0)))
 
     def _free(self, units: Iterable[SharedComponent]) -> None:
         for unit in units:

@@ -31,6 +31,8 @@ class IdleUnits:
 
     def __init__(self, pool: TensorPool, packs: PackedWeights, limit: int) -> None:
         self._pool, self._packs, self._limit = pool, packs, limit
+        #: Bytes of all units, as they count against the limit.
+        self.held = 0
         self._units: OrderedDict[str, SharedComponent] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._pins: dict[str, set[str]] = {}
@@ -53,15 +55,21 @@ class IdleUnits:
         if unit.kind not in KEPT:
             return [unit]
         self._units[unit.digest] = unit
-        self._sizes[unit.digest] = self.size(unit)
+        self._sizes[unit.digest] = size = self.size(unit)
+        self.held += size
         self._changed.add(unit.digest)
+        return self._drop_excess()
+
+    def limit_units(self, limit: int) -> list[SharedComponent]:
+        """Set the limit; return the units that are to be freed."""
+        self._limit = limit
         return self._drop_excess()
 
     def take_unit(self, digest: str) -> SharedComponent | None:
         """Remove and return a unit, None if it is not here."""
         if digest in self._units:
             self._changed.add(digest)
-        self._sizes.pop(digest, None)
+        self.held -= self._sizes.pop(digest, 0)
         return self._units.pop(digest, None)
 
     def drain_changes(self) -> dict[str, int]:
@@ -86,7 +94,8 @@ class IdleUnits:
         for digest in kept:
             if held <= self._limit:
                 break
-            held -= self._sizes.pop(digest)
+            size = self._sizes.pop(digest)
+            held, self.held = held - size, self.held - size
             gone.append(self._units.pop(digest))
             self._changed.add(digest)
         return gone

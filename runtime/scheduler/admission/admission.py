@@ -177,6 +177,8 @@ class Admission:
         if self._order is not None and self._order.holds_back(sequence, route.devices, now):
             full.update(route.devices)
             return False
+        if sequence.swapped is not None and self._returns(sequence, sequence.swapped.path, full, now):
+            return True
         shares = self._may_share(sequence)
         found = self._matches(sequence, route.path) if shares else ()
         layers = sequence.chain.spec.kv_layers
@@ -184,6 +186,25 @@ class Admission:
         if shares and self._state.prompts.waits(sequence, route.path, best, self._state.running):
             return False
         return self._joins(sequence, route, found, full, now) or self._let_in(sequence, route, full, now)
+
+    def _returns(self, sequence: ScheduledSequence, path: Path, full: set[str], now: int) -> bool:
+        """Place a sequence where host memory has its K and V, if there is room now and the stages are loaded (QL-10).
+
+        Its first pages may be those of another sequence there.
+        """
+        state, within = self._state, self._within(sequence)
+        devices = {hop.device for hop in path}
+        if devices & full or not devices <= (within or devices) or not state.router.allows(sequence.chain, path):
+            return False
+        route = state.router.along(sequence.chain, path)
+        alone = not self._may_share(sequence) or any(state.devices[name].copies for name in devices)
+        found = () if alone else self._matches(sequence, path)
+        for match in (*[each for each in found if each.boundary is None and each.path == path][:1], None):
+            if self._fits(sequence, route, now, match):
+                self._seating.seat(sequence, route, now, match)
+                self._residency.record_use(sequence, now)
+                return True
+        return False
 
     def _joins(
         self, sequence: ScheduledSequence, cheapest: Route, found: Sequence[PrefixMatch], full: set[str], now: int

@@ -106,7 +106,7 @@ class DecodeLoop:
                 continue
             if lost.retry:
                 sequence.shared.alone = True
-                self._seating.preempt(sequence, now)
+                self._seating.preempt(sequence, now, intact=False)
             else:
                 self._state.counters.failed_steps += 1
                 self._seating.end(sequence, "error", now, lost.reason)
@@ -168,10 +168,12 @@ class DecodeLoop:
 
         `earlier`: tokens of a decode credit before `sampled`.
         """
-        counters = self._state.counters
+        counters, returned = self._state.counters, sequence.swapped is not None
         sequence.computed += count
+        if returned:
+            self._state.swapping.end_return(sequence)
         self._seating.show(sequence)
-        if sequence.phase == "resume":
+        if sequence.phase == "resume" and not returned:
             counters.resumed_tokens += count
         if scores and not sequence.output:
             sequence.prompt_logprobs.extend(scores)

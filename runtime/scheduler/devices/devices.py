@@ -55,6 +55,8 @@ class DeviceFacts:
         lacks: What its engine cannot do.
         fetch_sets: Page sets of a migration to it that are under way at once.
         recompute_chunk: Tokens that a migration to it recomputes at a time.
+        host_memory: Bytes of host memory for K and V of sequences that give way, shared with weights that wait.
+        copies_beside: Whether K and V are copied there and back while steps run.
     """
 
     server: str = ""
@@ -63,6 +65,8 @@ class DeviceFacts:
     lacks: tuple[Lack, ...] = ()
     fetch_sets: int = 8
     recompute_chunk: int = 64
+    host_memory: int = 0
+    copies_beside: bool = False
 
 
 @dataclass(slots=True)
@@ -277,7 +281,13 @@ class Passing:
 
 @dataclass(slots=True)
 class Device:
-    """One device. `final`: it has died and is not replaced."""
+    """One device.
+
+    Fields:
+        host_used: Bytes of its host memory that are booked for K and V.
+        host: Bytes of its host memory with K and V, and with weights that wait, as last reported.
+        final: It has died and is not replaced.
+    """
 
     name: str
     facts: DeviceFacts
@@ -288,6 +298,13 @@ class Device:
     passing: Passing = field(default_factory=Passing)
     alive: bool = True
     final: bool = False
+    host_used: int = 0
+    host: tuple[int, int] = (0, 0)
+
+    @property
+    def host_free(self) -> int:
+        """Bytes of host memory that K and V may still take."""
+        return self.facts.host_memory - self.host_used
 
     @property
     def copies(self) -> bool:
@@ -347,6 +364,8 @@ class Devices:
             ready.lacks,
             ready.fetch_sets,
             ready.recompute_chunk,
+            ready.host_memory,
+            ready.copies_beside,
         )
         made = Device(ready.device, facts, _pages_of(ready), Plan(ready.weights))
         if known is not None:
@@ -361,7 +380,7 @@ class Devices:
         device = self._devices[name]
         device.alive = False
         self.living.pop(name, None)
-        device.pages.used = device.pages.idle = 0
+        device.pages.used = device.pages.idle = device.host_used = 0
         device.stages.clear()
         device.work = replace(device.work, queued=0, queues={})
         device.passing = Passing()

@@ -80,6 +80,7 @@ class DeviceEvents:
         state.devices.down(down.device)
         self._overdue.remove_device(down.device)
         state.times.loads.remove_device(down.device)
+        state.swapping.remove_device(down.device)
         state.out.remove_device(down.device)
         for other in state.devices:
             if other.alive:
@@ -106,7 +107,7 @@ class DeviceEvents:
             )
             self._seating.end(sequence, "error", now, why)
         elif not self._migrations.survives(sequence, down.device):
-            self._seating.preempt(sequence, now)
+            self._seating.preempt(sequence, now, intact=False)
 
     def overdue(self, now: int) -> None:
         """Handle lost rows and migrations (`decode.stall_detector`).
@@ -129,7 +130,7 @@ class DeviceEvents:
             if sequence.failures.strays >= state.config.max_crashes:
                 self._seating.end(sequence, "error", now, f"{why}; the {sequence.failures.strays}th in a row")
             else:
-                self._seating.preempt(sequence, now)
+                self._seating.preempt(sequence, now, intact=False)
 
     def _record_hops(self, device: Device, report: AgentStats, now: int) -> None:
         """Record the hops that a device has measured; clocks of different servers cannot be compared."""
@@ -196,3 +197,6 @@ class DeviceEvents:
                 report.queued, queues, report.steps, report.busy, report.tokens, report.links, report.prompt_tokens
             )
             self._record_hops(device, report, now)
+            device.host = report.host_kv, report.host_weights
+            if device.facts.host_memory:
+                self._state.swapping.report(device, report, self._state.in_use(), now)

@@ -89,6 +89,7 @@ class Migrations:
             not sequence.path
             or sequence.waits.move
             or sequence.waits.doomed
+            or sequence.swapped is not None
             or sequence.offered.hops
             or not blocks
             or blocks.stop > len(chain.uses)

@@ -199,6 +199,7 @@ class ModelUpdates:
 
     def _rebase(self, sequence: ScheduledSequence, exact: Chain) -> None:
         state = self._state
+        state.swapping.drop_copy(sequence)
         state.waiting.remove(sequence)
         state.users[sequence.chain.loaded_as] -= 1
         sequence.chain, sequence.spec, sequence.variant = exact, exact.spec, None

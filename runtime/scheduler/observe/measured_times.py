@@ -27,8 +27,8 @@ from runtime.policy.migration.cost import ChunkSeconds, Costs, finish_time
 from runtime.policy.profiles import DeviceProfile, LinkProfile
 from runtime.scheduler.observe.load_times import LoadTimes
 
-Kind = Literal["hop", "load", "move", "request"]
-KINDS: tuple[Kind, ...] = ("hop", "load", "move", "request")
+Kind = Literal["hop", "load", "move", "request", "copy", "prefill"]
+KINDS: tuple[Kind, ...] = ("hop", "load", "move", "request", "copy", "prefill")
 
 #: Estimates with their outcomes that are kept of each kind.
 _KEPT = 512
@@ -152,6 +152,10 @@ class MeasuredTimes:
     def record_request(self, now: int, estimate: float, measured: float) -> None:
         """Record the forecast of a request's time from its arrival to its end, and what it took, in seconds."""
         self._add(now, "request", estimate, measured)
+
+    def record_outcome(self, now: int, kind: Kind, estimate: float, measured: float) -> None:
+        """Record an estimate that is learned elsewhere beside its outcome, in seconds."""
+        self._add(now, kind, estimate, measured)
 
     def _add(self, now: int, kind: Kind, estimate: float, measured: float) -> None:
         self._outcomes[kind].append(EstimateOutcome(kind, estimate, measured))

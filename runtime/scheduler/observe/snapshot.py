@@ -30,6 +30,8 @@ class DevicePicture:
         queued: Rows that wait there.
         steps, busy_ns, tokens: Totals since its agent started.
         links: Other devices with a direct tensor link, and the state of the link.
+        host_memory: Bytes of host memory for K and V of sequences that gave way, and for weights that wait.
+        host_kv: Bytes of K and V there, as last reported.
     """
 
     device: str
@@ -48,6 +50,8 @@ class DevicePicture:
     busy_ns: int
     tokens: int
     links: Mapping[str, str]
+    host_memory: int = 0
+    host_kv: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ class ClusterPicture:
     """The whole cluster.
 
     Fields:
-        estimates: Of hops, loads, moves and requests, where there are any.
+        estimates: Of hops, loads, moves, requests, copies to host memory and back, and prompts, where there are any.
         queue: None where the order is by arrival.
         migration_totals: Fields of `scheduler.migration.migration.MigrationCounts`.
         starved: Running sequences that wait for pages.
@@ -265,6 +269,8 @@ def _device(each: Device, host_weights: int) -> DevicePicture:
         busy_ns=work.busy,
         tokens=work.tokens,
         links=dict(work.links) if each.alive else {},
+        host_memory=each.facts.host_memory,
+        host_kv=each.host[0] if each.alive else 0,
     )
 
 

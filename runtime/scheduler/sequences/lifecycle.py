@@ -24,6 +24,7 @@ from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixMatch
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.page_taking import PageTaking
+from runtime.scheduler.sequences.parts import Swapped
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.speculation.speculation import Planned
 from runtime.scheduler.state import ClusterState
@@ -91,20 +92,25 @@ class SequenceLifecycle:
         state.waiting.remove(sequence)
         state.running[sequence.seq] = sequence
         self._put(sequence, route)
-        planned = self._hooks.predict(sequence, route.path) if match is None else None
+        kept = sequence.swapped
+        if kept is not None and (kept.path != route.path or (match is not None and match.boundary is not None)):
+            state.swapping.drop_copy(sequence)  # it is computed again
+        returns = sequence.swapped is not None
+        planned = self._hooks.predict(sequence, route.path) if match is None and not returns else None
         if planned is not None:
             sequence.predict(planned.ahead, planned.device, planned.pages)
-        elif match is None:
+        elif match is None and not returns:
             sequence.offer(self._hooks.offer(sequence, route))
         sequence.holds(groups_for(sequence.spec, sequence.tokens))
         if self._shares:
             self._state.counters.prefix_queries += sequence.tokens
         start = self._page_taking.take_pages(sequence, match, planned, now)
+        swapped = state.swapping.begin_return(sequence, now)
         self.show(sequence)
-        saves = state.prompts.saves(sequence, start.entry)
+        saves = () if returns else state.prompts.saves(sequence, start.entry)
         for name in sorted(sequence.place.devices):
             state.devices.enter(name, sequence)
-            state.out.open(name, sequence, shared=start.shared, entry=start.entry, saves=saves)
+            state.out.open(name, sequence, shared=start.shared, entry=start.entry, saves=saves, swapped=swapped)
         for name in sorted(sequence.offered.devices):
             state.devices[name].passing.asked.add(sequence.seq)
             state.out.open(name, sequence)
@@ -162,6 +168,8 @@ class SequenceLifecycle:
         spec = sequence.spec
         if not self._shares or spec.virtual_tokens or sequence.shared.tentative or sequence.offered.hops:
             return
+        if sequence.swapped is not None:
+            return  # its K and V are on their way back
         groups = sequence.computed // spec.page_tokens
         if not groups or (sequence.shared.prefix is not None and sequence.shared.prefix.known >= groups):
             return
@@ -192,15 +200,17 @@ class SequenceLifecycle:
         sequence.holds(sequence.pages.groups + groups)
         self.show(sequence)
 
-    def preempt(self, sequence: ScheduledSequence, now: int, cause: str = "") -> None:
-        """Take a sequence off its devices; it waits, and runs again from its prompt and output.
+    def preempt(self, sequence: ScheduledSequence, now: int, cause: str = "", *, intact: bool = True) -> None:
+        """Take a sequence off its devices; it waits, and runs again from what host memory keeps, or from its tokens.
 
-        `cause`: for the trace; empty: that for which it was marked, else a lack of pages.
+        Args:
+            cause: For the trace; empty: that for which it was marked, else a lack of pages.
+            intact: Whether its K and V are on all devices of its path.
         """
         cause = cause or sequence.waits.doomed or "pages"
         self._state.counters.preemptions += 1
         self._state.tell.preempted(now, sequence.request, len(sequence.output), cause)
-        self._unseat(sequence, now)
+        self._unseat(sequence, now, keeps=intact and self._state.swapping.save(sequence, now))
         sequence.restart()
         self._state.waiting.add(sequence)
 
@@ -222,6 +232,7 @@ class SequenceLifecycle:
                 self.prefix_cache.add_sequence(sequence, now)
             self._unseat(sequence, now)
         else:
+            state.swapping.drop_copy(sequence)
             state.waiting.remove(sequence)
         self._record_deadline(sequence, reason, now)
         state.tell.sequence_ended(now, sequence.request, reason, len(sequence.output))
@@ -239,7 +250,8 @@ class SequenceLifecycle:
             else:
                 state.counters.slo_missed += 1
 
-    def _unseat(self, sequence: ScheduledSequence, now: int) -> None:
+    def _unseat(self, sequence: ScheduledSequence, now: int, keeps: bool = False) -> None:
+        """Take a sequence off its devices. `keeps`: host memory keeps its K and V."""
         state = self._state
         if state.order is not None:
             state.order.record_leave(sequence, now)
@@ -248,8 +260,10 @@ class SequenceLifecycle:
         self._hooks.leaving(sequence)
         self.hide(sequence)
         state.page_accounting.free(sequence.pages.holding)
+        if not keeps:
+            state.swapping.drop_copy(sequence)
         for name in sorted(sequence.place.devices):
-            self._depart(name, sequence, sequence.epoch)
+            self._depart(name, sequence, sequence.epoch, sequence.swapped)
         for name in sorted(sequence.offered.devices):
             state.devices[name].passing.asked.discard(sequence.seq)
             if state.devices.alive(name):
@@ -258,10 +272,14 @@ class SequenceLifecycle:
         sequence.unseated()
         state.changed = True
 
-    def _depart(self, name: str, sequence: ScheduledSequence, epoch: int) -> None:
-        if self._state.devices.alive(name):
-            self._state.devices.depart(name, sequence)
+    def _depart(self, name: str, sequence: ScheduledSequence, epoch: int, kept: Swapped | None = None) -> None:
+        if not self._state.devices.alive(name):
+            return
+        self._state.devices.depart(name, sequence)
+        if kept is None:
             self._state.out.close(name, sequence.seq, epoch)
+        else:
+            self._state.out.save(name, sequence.seq, epoch, kept.tokens)
 
     def _put(self, sequence: ScheduledSequence, route: Route) -> None:
         if sequence.path:

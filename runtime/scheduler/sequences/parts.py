@@ -4,6 +4,7 @@
     PagesTaken    its context grows                    Predicted    a hop of it is predicted (BL-25)
     Shared        sequences share its prefix           Offered      agents dispatch its hops (BL-23)
     Failures      devices died with it
+    Swapped       it gave way, and host memory has its K and V
 
 Contract: data; each part is changed by one mechanism only.
 """
@@ -13,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runtime.chains import RunAhead
+from runtime.chains import Path, RunAhead
+from runtime.control.sequence import Phase
 from runtime.scheduler.kv.page_accounting import PageHolding
 from runtime.scheduler.kv.prefix_index import CachedPrefix
 from runtime.scheduler.routing.path_usage import NO_PASSES, Passes
 from runtime.scheduler.speculation.in_flight import InFlightRows
+from runtime.types import PromptLogprobs
 
 #: Pages per page set, by device.
 Weights = tuple[tuple[str, int], ...]
@@ -104,6 +107,34 @@ class Waits:
 
 #: It waits for nothing. Every sequence that waits for nothing has this object, so that the check is one `is`.
 FREE = Waits()
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """K and V of a sequence in the host memory of its devices (QL-10).
+
+    Fields:
+        epoch: Epoch under which they were saved.
+        path: Path that they belong to.
+        tokens: Tokens with K and V.
+        phase: What was run when it gave way.
+        nbytes: Bytes by device of the path.
+        prompt_logprobs: Log-probabilities of its prompt that were not reported yet.
+        returning: Whether it is on its path again, and has not run a row there.
+    """
+
+    epoch: int
+    path: Path
+    tokens: int
+    phase: Phase
+    nbytes: tuple[tuple[str, int], ...]
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    returning: bool = False
+
+    @property
+    def total(self) -> int:
+        """Bytes on all devices."""
+        return sum(nbytes for _, nbytes in self.nbytes)
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from runtime.scheduler.sequences.parts import (
     Place,
     Predicted,
     Shared,
+    Swapped,
     Waits,
     Weights,
 )
@@ -42,6 +43,7 @@ class ScheduledSequence(LiveSequence):
         issued: Tokens of the row in flight.
         attempt: Number of the latest row sent while a hop of it was predicted; always even.
         predicted: None while no hop of it is predicted.
+        swapped: Its K and V in host memory; None while there are none.
         waits, failures, offered, place, pages, shared: See `scheduler.sequences.parts`.
     """
 
@@ -54,6 +56,7 @@ class ScheduledSequence(LiveSequence):
     attempt: int = 0
     waits: Waits = FREE
     predicted: Predicted | None = None
+    swapped: Swapped | None = None
     failures: Failures = NO_FAILURES
     offered: Offered = SETTLED
     place: Place = field(default_factory=Place)

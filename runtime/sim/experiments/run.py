@@ -161,7 +161,7 @@ def _node(name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily
         raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
     engine = SimEngine(name, host.server.gpu, family, pages, pricing, policy.stand_ins.right)
     lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
-    agent = Agent(name, pages, policy.agent, engine.alike, strides=policy.strides)
+    agent = Agent(name, pages, policy.agent, engine.alike, strides=policy.strides, page_bytes=family.page_bytes)
     return Node(agent, engine, Loader(engine, host), weights, budget, lanes=lanes)
 
 

@@ -36,6 +36,12 @@ class Host:
     _disk_free: int = 0
     _kept: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     _held: int = 0
+    _kv: dict[str, int] = field(default_factory=dict)
+
+    def share_memory(self, device: str, kv: int) -> None:
+        """Leave weights what K and V in host memory do not take; `kv`: bytes of those of a device."""
+        self._kv[device] = kv
+        self._forget_excess()
 
     def has(self, piece: StepPiece) -> bool:
         """Return whether a piece is in memory, or on its way there."""
@@ -53,10 +59,14 @@ class Host:
         there = self._disk_free + disk.latency
         self._kept[piece.name] = there, piece.nbytes
         self._held += piece.nbytes
-        while self._held > self.memory:
+        self._forget_excess()
+        return there
+
+    def _forget_excess(self) -> None:
+        memory = self.memory - sum(self._kv.values())
+        while self._held > memory and self._kept:
             _, (_, nbytes) = self._kept.popitem(last=False)
             self._held -= nbytes
-        return there
 
     def copied(self, piece: StepPiece, now: int) -> int:
         """Return when a piece is on a device if its copy from memory starts now."""

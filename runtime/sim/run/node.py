@@ -22,6 +22,8 @@ class Node:
         stepping: By lane, when its running step ends (ns).
         debt: Time that the lane of stand-ins has taken from the running step of the other lane, in ns.
         loader: Loads its stages.
+        host_kv: Bytes of K and V in host memory.
+        copies: When its link to host memory is free for K and V, each way, in ns: out, and back.
         busy: Time in steps, in ns.
         life: Incarnation of the device; events of earlier ones are dropped.
     """
@@ -39,6 +41,8 @@ class Node:
     busy: int = 0
     steps: int = 0
     life: int = 0
+    host_kv: int = 0
+    copies: list[int] = field(default_factory=lambda: [0, 0])
 
 
 @dataclass(frozen=True, slots=True)

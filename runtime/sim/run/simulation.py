@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,10 @@ from runtime.chains import Array, LoadedUnits
 from runtime.control.agent_io import (
     ActivationsVerified,
     AgentCommand,
+    CopiedIn,
+    CopiedOut,
+    CopyIn,
+    CopyOut,
     DropStage,
     LoadStage,
     PagesWritten,
@@ -31,6 +36,7 @@ from runtime.control.agent_io import (
     ReturnPages,
     Send,
     SendActivations,
+    ShareHostMemory,
     StageFailed,
     StageLoaded,
     VerifyActivations,
@@ -176,6 +182,8 @@ class Simulation:
                 budget=node.budget,
                 fetch_sets=node.agent.fetch_sets,
                 recompute_chunk=node.agent.recompute_chunk,
+                host_memory=node.agent.host_memory,
+                copies_beside=True,
             )
         )
 
@@ -226,7 +234,25 @@ class Simulation:
                         ActivationsVerified(command.move, command.lo, command.hi),
                     ),
                 )
+            elif type(command) is CopyOut:
+                copied = node.engine.read_pages(command.pages)
+                self._copied(name, node, CopiedOut(command.key, copied, 0), len(copied.data))
+            elif type(command) is CopyIn:
+                node.engine.write_pages(command.pages, command.data)
+                self._copied(name, node, CopiedIn(command.key, 0), len(command.data.data))
+            elif type(command) is ShareHostMemory:
+                node.host_kv += command.change
+                node.loader.host.share_memory(name, node.host_kv)
         self._wake(name, node)
+
+    def _copied(self, name: str, node: Node, event: CopiedOut | CopiedIn, nbytes: int) -> None:
+        """Report K and V that go to host memory or come back over the device's link, each way one after the other."""
+        link, now, way = node.loader.host.server.host, self.clock.now, int(isinstance(event, CopiedIn))
+        began = max(now, node.copies[way])
+        node.copies[way] = began + link.busy_ns(nbytes)
+        took = node.copies[way] - began + link.latency
+        told = replace(event, took=took)
+        self.clock.at(began + took, EventClass.LOADED, (self._handle_at_device, name, node.life, told))
 
     def _send(self, source: str, to: str, message: Message, arrays: Sequence[Array]) -> None:
         now = self.clock.now
@@ -333,6 +359,7 @@ class Simulation:
     def _die(self, name: str) -> None:
         """Kill a device; the scheduler learns of it after the time of a message, and tells the other devices."""
         self.nodes[name].alive = False
+        self.nodes[name].loader.host.share_memory(name, 0)
         self.clock.at(
             self.clock.now + self.network.control_ns,
             EventClass.ARRIVED,

@@ -17,7 +17,7 @@ from runtime.chains import Array, LaunchedStep, StageResult, looks_ahead
 from runtime.cluster.agent_process.lanes import OneLane
 from runtime.cluster.agents.inline import by_models
 from runtime.config import AgentConfig, ClusterConfig, ControlConfig, PrefixCaching
-from runtime.control.agent_io import DropStage, LoadStage, Send, StageLoaded
+from runtime.control.agent_io import CopiedIn, CopiedOut, CopyIn, CopyOut, DropStage, LoadStage, Send, StageLoaded
 from runtime.control.scheduler_io import AddRequest, EmitTokens, Tick
 from runtime.messages import PROTOCOL, AgentHello
 from runtime.scheduler.scheduler import Scheduler
@@ -28,11 +28,12 @@ NAME = "here"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a step, and the watermark for admitting sequences."""
+    """Limits of a step, the watermark for admitting sequences, and host memory for K and V of those that give way."""
 
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 256
     watermark: float = 0.01
+    host_memory: int = 0
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Drive:
         steps: Result of every step; sequences have the names of their requests.
         plans: Plans as the engine received them.
         preemptions: Number of preemptions.
+        swapped: Sequences that came back from host memory.
+        resumed: Tokens that were computed again.
         shared: Prompt tokens taken from the prefix cache.
         awaited: Rows launched before their input token was known.
     """
@@ -52,6 +55,8 @@ class Drive:
     steps: list[StepResult] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
     preemptions: int = 0
+    swapped: int = 0
+    resumed: int = 0
     shared: int = 0
     awaited: int = 0
 
@@ -91,9 +96,16 @@ class Driven:
             max_num_seqs=config.max_num_seqs,
             batch_wait_us=0,
             chunk_prefill=True,
+            host_memory_bytes=config.host_memory,
         )
         self.agent = Agent(
-            NAME, engine.page_capacity, agent, engine.alike, lacks=engine.lacks, looks_ahead=looks_ahead(engine)
+            NAME,
+            engine.page_capacity,
+            agent,
+            engine.alike,
+            lacks=engine.lacks,
+            looks_ahead=looks_ahead(engine),
+            page_bytes=engine.page_bytes,
         )
         self._lane = OneLane(_Watched(engine, self.out), self.agent, lambda: self.now, lambda send: self._obey([send]))
         self.tell(
@@ -106,6 +118,7 @@ class Driven:
                 0,
                 NAME,
                 lacks=tuple(sorted(engine.lacks)),
+                host_memory=config.host_memory,
             )
         )
 
@@ -161,9 +174,11 @@ class Driven:
             pass
         counts = self.agent.pages()
         assert counts.free == counts.capacity, f"{counts}"
-        assert all(device.pages.used == 0 for device in self.scheduler.devices)
+        assert all(device.pages.used == device.host_used == 0 for device in self.scheduler.devices)
+        assert not self.agent.host_copies.nbytes
         counters = self.scheduler.state().counters
         self.out.preemptions, self.out.shared = counters.preemptions, counters.shared_tokens
+        self.out.swapped, self.out.resumed = counters.swapped_in, counters.resumed_tokens
         return self.out
 
     def _obey(self, commands: Iterable[Any]) -> None:
@@ -177,6 +192,12 @@ class Driven:
                     self._obey(self.agent.handle(event, (), self.now))
                 case DropStage(stage):
                     self.engine.unload(stage)
+                case CopyOut(key, tokens, pages):
+                    copied = CopiedOut(key, self.engine.copy_out(key, tokens, pages), 1)
+                    self._obey(self.agent.handle(copied, (), self.now))
+                case CopyIn(opened, tokens, pages, data):
+                    self.engine.copy_in(opened, tokens, pages, data)
+                    self._obey(self.agent.handle(CopiedIn(command.key, 1), (), self.now))
 
 
 class _Watched:

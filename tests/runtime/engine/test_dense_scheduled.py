@@ -11,7 +11,7 @@ from runtime.control.scheduler_io import PauseSequence, ResumeSequence, ServeMod
 from runtime.engine.catalog.describe import describe_chain
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.dense.test_executor import MODES, dense, known
-from tests.runtime.engine.drive import Driven, drive
+from tests.runtime.engine.drive import Driven, Limits, drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import prompts
 from zoo.errors import NotServable
@@ -74,6 +74,23 @@ def test_copies_never_exceed_the_memory(bench, sharing, mode):
     out = drive(made, {3 * i: [one] for i, one in enumerate(wanted)}, sharing=sharing)
     exact(bench, name, wanted, {one.seq: out.tokens(one.seq) for one in wanted})
     assert 0 < made.peak_pages <= made.page_capacity and out.shared > 0
+
+
+@pytest.mark.parametrize("model", ["llama", "bloom"])
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_give_way_come_back_from_host_memory(bench, model, mode):
+    """BA-15: nothing is prefilled again, and all tokens are those of the model alone."""
+    name = known(bench, model)
+    wanted = [ask(name, text, f"{at}", 20) for at, text in enumerate(prompts(31, (9, 12, 7, 10, 11)))]
+    found = {}
+    for host in (0, 1 << 20):
+        made = dense(bench, name, mode=mode, slots=5, pages=3 * 15)
+        found[host] = drive(made, {0: wanted}, Limits(host_memory=host, watermark=0.0))
+        exact(bench, name, wanted, {one.seq: found[host].tokens(one.seq) for one in wanted})
+        assert 0 < made.peak_pages <= made.page_capacity
+    assert found[0].preemptions and found[0].resumed and not found[0].swapped
+    kept = found[1 << 20]
+    assert kept.swapped == kept.preemptions > 0 == kept.resumed
 
 
 def test_other_tenants_prefixes_are_not_copied(bench):

@@ -1,8 +1,8 @@
 """Random schedules that combine all mechanisms; one seed gives one schedule.
 
 They combine few pages, moves, deaths, aborts, pauses, shared prefixes, speculated hops, new versions, scaling,
-balancing, placement, pages that fail verification, links of all speeds, deadlines, and sequences that arrive with
-tokens.
+balancing, placement, pages that fail verification, links of all speeds, deadlines, sequences that arrive with tokens,
+and host memory for K and V: too little or enough, with copies that take time or fail.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Anything(Changing):
     """A cluster whose schedule is drawn from its seed. `expect` checks the sequences that were not aborted."""
 
     seed: int = 0
+    #: Host memory: 0 for none, 1 for little, 2 for enough; None: drawn.
+    host: int | None = None
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
@@ -72,9 +74,20 @@ class Anything(Changing):
         stand_in = surrogate_of(M, "m~", 4, rng.choice((0, 2, 5)))
         self.surrogates = {"m": [Surrogate("m~", 4, 5, 1)]}
         self.make_engine = lambda name: IntegerEngine([*KNOWN, stand_in], self.pages, device=name, rewrites=True)
+        self._draw_host_memory(random.Random(f"{self.seed} host"))
         super().__post_init__()
         self.scheduler.speculation.pin([(M.chain(*CUT).uses[1].block, f"d{at}") for at in range(self.devices)])
         self._plan(rng, () if predicted else rng.choice(((), (P,), (P, Q))))
+
+    def _draw_host_memory(self, rng: random.Random) -> None:
+        """Give two in three clusters host memory for K and V of sequences that give way."""
+        limit = (0, rng.choice((1000, 4000)), 1 << 20)[self.seed % 3 if self.host is None else self.host]
+        self.agent_config = replace(self.agent_config, host_memory_bytes=limit)
+        self.config = replace(self.config, preemption_mode=rng.choice(("swap", "auto")))
+        slowest = rng.choice((0, MS // 2, 5 * MS))
+        self.copying = lambda: rng.randrange(slowest + 1)
+        if rng.random() < 0.3:
+            self.spoil = lambda key: rng.random() < 0.2
 
     def tell(self, event: Any) -> None:
         """As in the base; a quarter of the sequences arrive with the first tokens of their answers."""

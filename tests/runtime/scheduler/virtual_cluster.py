@@ -23,6 +23,8 @@ from runtime.chains import Array, Block, Chain, Likeness, StageEngine, Surrogate
 from runtime.config import AgentConfig, ClusterConfig
 from runtime.control.agent_io import (
     ActivationsVerified,
+    CopyIn,
+    CopyOut,
     DropStage,
     LoadStage,
     PagesWritten,
@@ -30,6 +32,7 @@ from runtime.control.agent_io import (
     ReturnPages,
     Send,
     SendActivations,
+    ShareHostMemory,
     StageFailed,
     StageLoaded,
     StageStep,
@@ -44,21 +47,11 @@ from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.scheduler.scheduler import Scheduler
 from runtime.transport.checksums import joined_rows
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
+from tests.runtime.scheduler import virtual_copies as copies
+from tests.runtime.scheduler.virtual_copies import Node
 from tests.runtime.virtual import ListTrace, Told
 
 MS = 1_000_000
-
-
-@dataclass
-class Node:
-    """One incarnation of a device."""
-
-    name: str
-    agent: Agent
-    engine: StageEngine
-    running: set[Lane] = field(default_factory=set)
-    alive: bool = True
-    coming: int = 0
 
 
 @dataclass
@@ -111,6 +104,10 @@ class VirtualCluster:
     adaptation: VariantChoice | None = None
     damage: Callable[[PageData], bool] = lambda pages: False
     servers: Sequence[str] = ()
+    #: Returns the time (ns) that pages take to host memory or back.
+    copying: Callable[[], int] = lambda: 0
+    #: Selects page tables of which the copy fails.
+    spoil: Callable[[str], bool] = lambda key: False
     #: Whether agents prepare their next steps while idle, and send first the rows that other devices wait for, as their
     #: loops do.
     prepares: bool = True
@@ -198,7 +195,8 @@ class VirtualCluster:
             counts = node.agent.pages()
             assert counts.free == counts.capacity, (node.name, counts)
             assert not node.agent._kept.nbytes, (node.name, node.agent._kept.nbytes)
-        assert all(device.pages.used == 0 for device in self.scheduler.devices)
+            copies.expect_none(node)
+        assert all(device.pages.used == device.host_used == 0 for device in self.scheduler.devices)
 
     def expect_cached_prefixes(self) -> None:
         """Assert that scheduler and agents agree that cached prefixes have all used pages; then drop them."""
@@ -249,15 +247,16 @@ class VirtualCluster:
         """Start an incarnation of a device."""
         number = int(name[1:])
         engine = self.make_engine(name) if self.make_engine else self._counting(name)
-        self.nodes[name] = Node(
-            name, Agent(name, engine.page_capacity, self.agent_config, self.alike or engine.alike), engine
-        )
+        alike, pages = self.alike or engine.alike, engine.page_capacity
+        agent = Agent(name, pages, self.agent_config, alike, page_bytes=engine.page_bytes)
+        self.nodes[name] = Node(name, agent, engine)
         limit = self.limits[number] if self.limits else 0
         ready = AgentHello(
             name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name,
             self.servers[number] if self.servers else "",
             activation_cache_bytes=self.agent_config.activation_cache_bytes, budget=self.budget,
             fetch_sets=self.nodes[name].agent.fetch_sets, recompute_chunk=self.agent_config.recompute_chunk,
+            host_memory=self.agent_config.host_memory_bytes,
         )  # fmt: skip
         self.at(self.now + self.latency, lambda: self.tell(ready))
 
@@ -352,6 +351,8 @@ class VirtualCluster:
                     if not error:
                         node.engine.write_pages(pages, data)
                     self.obey(node, node.agent.handle(PagesWritten(move, lo, hi, error), (), self.now))
+                case CopyOut() | CopyIn() | ShareHostMemory():
+                    copies.carry_out(self, node, command)
         self.start(node)
 
     def start(self, node: Node) -> None:
@@ -387,5 +388,6 @@ class VirtualCluster:
         for node in self.living():
             node.agent.check()
             device, counts = self.scheduler.devices.get(node.name), node.agent.pages()
-            if device is not None and device.alive and not node.coming and not node.running:
+            copies.check(self, node)
+            if device is not None and device.alive and not (node.coming or node.running or node.copying):
                 assert counts.capacity - counts.free <= device.pages.used, (node.name, counts, device.pages.used)
