@@ -33,10 +33,8 @@ _log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.c")
 #: Files that it includes.
-_INCLUDED = tuple(
-    SOURCE.with_name(name) for name in ("bfloat16.c", "amx.c", "bfloat16_product.c", "peaks.c", "threads.c")
-)
-#: How products with bfloat16 weights are computed, by the number in `amx.c`; 0 is the fastest one of the processor.
+_INCLUDED = (*sorted(SOURCE.with_name("csrc").glob("*.c")), SOURCE.with_name("threads.c"))
+#: How products with bfloat16 weights are computed, by the number in `csrc/amx.c`; 0 is the fastest one of the processor.
 PATHS = ("auto", "widen", "avx512", "amx", "emulated")
 _FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-std=gnu11")
 _OWN_THREADS = "-DOWN_THREADS"

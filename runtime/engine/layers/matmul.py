@@ -245,7 +245,7 @@ def native_linear(kernels: Kernels) -> Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """The kernels' layout, read front to back (`engine/kernels/kernels.c`)."""
+    """The kernels' layout, read front to back (`engine/kernels/csrc/float32_product.c`)."""
 
     kernels: Kernels
     name: str = "panels"

@@ -1,0 +1,256 @@
+/* Attention of rows with one token each over their pages, read in place; included by kernels.c. */
+
+/* Bytes of a virtual memory page. */
+#define PAGE 4096
+
+/* Tokens [lo, hi) of a row. */
+struct reach {
+    const int64_t *table;
+    int64_t lo, hi;
+};
+
+/* Find K and V of a row's tokens from `from` on, up to its end and KEYS of them, for KV heads from `first` on; NULL for
+ * tokens that it does not reach. */
+INLINE void find(const struct pages *pages, const struct reach *row, int64_t from, int64_t first, int64_t kv_heads, int64_t dim, int64_t size,
+                 const char **ks, const char **vs)
+{
+    int64_t group = from / pages->page_tokens, slot = from % pages->page_tokens;
+    for (int64_t t = 0; t < KEYS; t++) {
+        ks[t] = vs[t] = NULL;
+        if (from + t >= row->lo && from + t < row->hi) {
+            int64_t place = row->table[group] * pages->page_stride + (slot * kv_heads + first) * dim;
+            ks[t] = pages->k + place * size;
+            vs[t] = pages->v + place * size;
+        }
+        if (++slot == pages->page_tokens) group++, slot = 0;
+    }
+}
+
+/* Scores of m query heads, dim floats apart, against VL keys of one head, at `offset` bytes of ks (NULL: any score):
+ * scores[i * KEYS]. Sums over dim in the order of `tile`. Prefetches what is at the same offset of `then`. */
+INLINE void score_tile(int m, int64_t dim, const float *q, const char **ks, const char **then, int64_t offset, int narrow, float *scores)
+{
+    vec acc[8];
+    int64_t units = narrow ? (dim + 1) / 2 : dim;
+    for (int i = 0; i < m; i++) acc[i] = (vec){0};
+    for (int64_t p = 0; p < units; p += VL) {
+        uvec r[VL];
+        int64_t bytes = dim * (narrow ? 2 : 4) - p * 4;
+        for (int i = 0; i < VL; i++) {
+            r[i] = (uvec){0};
+            if (ks[i] == NULL) continue;
+            if (bytes >= VL * 4)
+                r[i] = *(const uvec *)(ks[i] + offset + p * 4);
+            else
+                memcpy(&r[i], ks[i] + offset + p * 4, (size_t)bytes);
+            if (then != NULL) __builtin_prefetch(then[i] + offset + p * 4, 0, 2);
+        }
+        transpose(r);
+        int64_t left = units - p < VL ? units - p : VL;
+#pragma GCC unroll 16
+        for (int j = 0; j < VL; j++) {
+            if (j >= left) break;
+            int64_t d = narrow ? 2 * (p + j) : p + j;
+            for (int i = 0; i < m; i++) acc[i] = fused(narrow ? (vec)(r[j] << 16) : (vec)r[j], (vec){0} + q[i * dim + d], acc[i]);
+            if (narrow && d + 1 < dim)
+                for (int i = 0; i < m; i++) acc[i] = fused((vec)(r[j] & 0xffff0000u), (vec){0} + q[i * dim + d + 1], acc[i]);
+        }
+    }
+    for (int i = 0; i < m; i++) *(vec *)(scores + i * KEYS) = acc[i];
+}
+
+#define SCORE(m) \
+    case m: \
+        if (narrow) \
+            score_tile(m, dim, q, ks, then, offset, 1, scores); \
+        else \
+            score_tile(m, dim, q, ks, then, offset, 0, scores); \
+        break;
+static void score_keys(int64_t m, int64_t dim, const float *q, const char **ks, const char **then, int64_t offset, int narrow, float *scores)
+{
+    switch (m) {
+        SCORE(1) SCORE(2) SCORE(3) SCORE(4)
+#if VL == 16
+        SCORE(5) SCORE(6) SCORE(7) SCORE(8)
+#endif
+    }
+}
+/* Query heads that are scored at once. */
+#define SCORED (VL == 16 ? 8 : 4)
+
+/* acc[i * width] += weights[i * KEYS + t] * V of keys t in [begin, end), for m query heads and c vectors of V at `offset`
+ * values of vs. Sums over keys in the order of `tile`, from zero. Prefetches what is at the same offset of `then`. */
+INLINE void value_tile(int m, int c, int64_t begin, int64_t end, const float *weights, const char **vs, const char **then, int64_t offset,
+                       int narrow, float *acc, int64_t width)
+{
+    vec made[4][4];
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < c; j++) made[i][j] = (vec){0};
+    for (int64_t t = begin; t < end; t++) {
+        vec b[4];
+        for (int j = 0; j < c; j++) b[j] = load_of(vs[t], offset + j * VL, narrow);
+        if (then != NULL && then[t] != NULL)
+            for (int j = 0; j < c * VL * (narrow ? 2 : 4); j += 64) __builtin_prefetch(then[t] + offset * (narrow ? 2 : 4) + j, 0, 2);
+        for (int i = 0; i < m; i++) {
+            vec s = (vec){0} + weights[i * KEYS + t];
+            for (int j = 0; j < c; j++) made[i][j] = fused(b[j], s, made[i][j]);
+        }
+    }
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < c; j++) *(vec *)(acc + i * width + j * VL) += made[i][j];
+}
+
+/* As value_tile, for one query head and the values from `offset` up to dim, fewer than a vector. */
+INLINE void value_rest(int64_t begin, int64_t end, const float *weights, const char **vs, int64_t offset, int64_t rest, int narrow, float *acc)
+{
+    vec made = {0};
+    for (int64_t t = begin; t < end; t++) {
+        vec b = {0};
+        for (int64_t j = 0; j < rest; j++) b[j] = value_of(vs[t], offset + j, narrow);
+        made = fused(b, (vec){0} + weights[t], made);
+    }
+    *(vec *)acc += made;
+}
+
+#define VALUES(c) \
+    switch (m) { \
+        case 4: value_tile(4, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); break; \
+        case 3: value_tile(3, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); break; \
+        case 2: value_tile(2, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); break; \
+        default: value_tile(1, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); \
+    }
+/* Attend with the query heads of KV heads [first, first + heads) over the tokens of one row, at most SPLIT.
+ *
+ * q [heads * group, dim]; out [heads * group, width], dim rounded up to vectors, is unnormalised, with each query head's
+ * maximum and sum: softmax(q K^T) V = out / sum. A token's heads are contiguous and read together. V is prefetched while
+ * K is read, and the next K while V is read, at the end that of row `next`, which probably follows: runs as short as a KV
+ * page defeat the hardware prefetcher. Scratch: scores [heads * group, KEYS]. */
+INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
+                        const struct reach *next, int64_t first, int64_t kv_heads, int narrow, float scale, float cap, float *scores,
+                        float *out, float *maxima, float *sums)
+{
+    const char *places[2][2][KEYS];
+    const int64_t size = narrow ? 2 : 4, width = (dim + VL - 1) / VL * VL;
+    int64_t all = heads * group, lo = row->lo, hi = row->hi;
+    const int64_t *table = row->table;
+    for (int64_t g = 0; g < all; g++) {
+        maxima[g] = -INFINITY;
+        sums[g] = 0.0f;
+    }
+    memset(out, 0, (size_t)(all * width) * 4);
+    /* address translation takes as long as reading, so touch all pages first */
+    int64_t step = PAGE / (kv_heads * dim * size) + 1;
+    for (int64_t at = lo; at < hi; at += step) {
+        int64_t place = table[at / pages->page_tokens] * pages->page_stride + at % pages->page_tokens * kv_heads * dim;
+        __builtin_prefetch(pages->k + place * size);
+        __builtin_prefetch(pages->v + place * size);
+    }
+    int64_t from = lo / KEYS * KEYS;
+    find(pages, row, from, first, kv_heads, dim, size, places[0][0], places[0][1]);
+    for (int64_t side = 0; from < hi; from += KEYS, side ^= 1) {
+        const char **ks = places[side][0], **vs = places[side][1], **then = places[side ^ 1][0];
+        int64_t begin = lo > from ? lo - from : 0, end = hi - from < KEYS ? hi - from : KEYS;
+        if (from + KEYS < hi)
+            find(pages, row, from + KEYS, first, kv_heads, dim, size, then, places[side ^ 1][1]);
+        else
+            find(pages, next, next->lo / KEYS * KEYS, first, kv_heads, dim, size, then, places[side ^ 1][1]);
+        for (int64_t t = begin / VL * VL; t < end; t += VL)
+            for (int64_t h = 0; h < heads; h++)
+                for (int64_t g = 0; g < group; g += SCORED)
+                    score_keys(group - g < SCORED ? group - g : SCORED, dim, q + (h * group + g) * dim, ks + t, g == 0 ? vs + t : NULL, h * dim * size,
+                               narrow, scores + (h * group + g) * KEYS + t);
+        for (int64_t g = 0; g < all; g++) soften(begin, end, scale, cap, scores + g * KEYS, maxima + g, sums + g, out + g * width, width);
+        for (int64_t h = 0; h < heads; h++) {
+            for (int64_t g = h * group; g < (h + 1) * group;) {
+                int64_t m = (h + 1) * group - g < 4 ? (h + 1) * group - g : 4, d = 0;
+                const float *mine = scores + g * KEYS;
+                float *o = out + g * width;
+                for (; d + 4 * VL <= dim; d += 4 * VL) VALUES(4);
+                for (; d + VL <= dim; d += VL) VALUES(1);
+                for (int64_t i = 0; i < m && d < dim; i++)
+                    value_rest(begin, end, mine + i * KEYS, vs, h * dim + d, dim - d, narrow, o + i * width + d);
+                g += m;
+            }
+        }
+    }
+}
+
+#define ATTEND(D) \
+    do { \
+        if (pages->narrow) \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, out, maxima, sums); \
+        else \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, out, maxima, sums); \
+    } while (0)
+/* Constant sizes let the compiler unroll. */
+static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
+                       const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores,
+                       float *out, float *maxima, float *sums)
+{
+    switch (dim) {
+        case 64: ATTEND(64); break;
+        case 128: ATTEND(128); break;
+        default: ATTEND(dim);
+    }
+}
+
+/* The tokens that part number `split` of row r reads. */
+static struct reach reach_of(const struct pages *pages, const int64_t *rows_of, const int64_t *lengths, int64_t r, int64_t split,
+                             int64_t window)
+{
+    int64_t first = window > 0 && lengths[r] > window ? lengths[r] - window : 0, lo = split * SPLIT;
+    struct reach row = {pages->tables + (rows_of == NULL ? r : rows_of[r]) * pages->table_stride, lo > first ? lo : first,
+                        lo + SPLIT < lengths[r] ? lo + SPLIT : lengths[r]};
+    return row;
+}
+
+/* Attend with one query token per row over its pages.
+ *
+ * q: token tokens[r] (r if NULL) at q + token * q_stride, [heads, dim]; out likewise, heads * dim apart. lengths
+ * [rows]: tokens of the row, this one included. rows_of [rows]: its row in the tables (r if NULL). window: attend to
+ * the last `window` tokens only, 0 for all. cap: soft cap, 0 for none. Returns 0, or 1 if out of memory. */
+int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const int64_t *rows_of, const int64_t *lengths, int64_t rows,
+               int64_t heads, int64_t kv_heads, int64_t dim, const struct pages *pages, int64_t window, float scale, float cap,
+               float *out, int threads)
+{
+    int64_t group = heads / kv_heads, longest = 0;
+    for (int64_t r = 0; r < rows; r++) longest = lengths[r] > longest ? lengths[r] : longest;
+    int64_t splits = (longest + SPLIT - 1) / SPLIT;
+    int64_t at_once = rows * splits >= 2 * threads ? kv_heads : 1; /* with few rows, threads share a row's heads */
+    int64_t shares = kv_heads / at_once, padded = (dim + VL - 1) / VL * VL, width = heads * (padded + 2);
+    float *parts = malloc((size_t)(rows * splits * width) * 4); /* [rows, splits]: out [heads, padded], maxima, sums [heads] */
+    if (parts == NULL) return 1;
+#pragma omp parallel num_threads(threads)
+    {
+        float scores[at_once * group * KEYS] ALIGNED, total[padded] ALIGNED;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t each = 0; each < rows * splits * shares; each++) {
+            int64_t r = each / shares / splits, split = each / shares % splits, head = each % shares * at_once;
+            int64_t later = each / shares / splits + threads;
+            struct reach row = reach_of(pages, rows_of, lengths, r, split, window), next = row;
+            next.hi = next.lo;
+            if (at_once == kv_heads && splits == 1 && later < rows) next = reach_of(pages, rows_of, lengths, later, 0, window);
+            float *o = parts + each / shares * width, *maxima = o + heads * padded + head * group, *sums = maxima + heads;
+            if (row.lo >= row.hi) {
+                for (int64_t g = 0; g < at_once * group; g++) maxima[g] = -INFINITY;
+                continue;
+            }
+            const float *mine = q + (tokens == NULL ? r : tokens[r]) * q_stride + head * group * dim;
+            attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores,
+                       o + head * group * padded, maxima, sums);
+        }
+#pragma omp for schedule(dynamic, SHARE(rows * heads))
+        for (int64_t each = 0; each < rows * heads; each++) {
+            int64_t r = each / heads, head = each % heads;
+            float *o = out + ((tokens == NULL ? r : tokens[r]) * heads + head) * dim;
+            const float *part = parts + r * splits * width;
+            float most = -INFINITY, sum = 0.0f;
+            memset(total, 0, (size_t)padded * 4);
+            for (int64_t s = 0; s < splits; s++, part += width)
+                add_split(part + head * padded, part[heads * padded + head], part[heads * (padded + 1) + head], total, &most, &sum, padded);
+            for (int64_t j = 0; j < dim; j++) o[j] = total[j] * (sum > 0.0f ? 1.0f / sum : 0.0f);
+        }
+    }
+    free(parts);
+    return 0;
+}

@@ -1,0 +1,106 @@
+/* All layers of a decode step in one call, and advancing its rows; included by kernels.c. */
+
+enum { ATTENTION = 0, FFN = 1 };
+
+/* One half of a layer: hidden += out(attend(rotate(norm(in(norm(hidden)))))) or hidden += out(silu(gate) * up). */
+struct half {
+    int64_t kind, width;
+    const float *norm;
+    const struct part *in, *out; /* q, k, v or gate, up; o or down */
+    int64_t in_count, in_total, out_inputs;
+    const int64_t *in_sizes, *out_sizes;
+    const float *q_norm, *k_norm; /* of each head, or NULL */
+    int64_t heads, kv_heads, dim, window, layer;
+    const struct low *in_lows, *out_lows; /* adapters, one per pair of bounds, or NULL */
+    float eps, q_eps, k_eps, scale;
+    int64_t narrow; /* weights are bfloat16, and hidden is rounded to it */
+};
+
+/* What the rows of a step have in common; each row is one token. Scratch: normed [rows, width], wide [rows, widest
+ * in_total], made [rows, widest out_inputs]. */
+struct step {
+    int64_t rows;
+    const float *cosine, *sine;
+    char *k_pool, *v_pool;
+    int64_t page_stride, page_tokens;
+    const int64_t *token_pages, *token_offsets; /* [layers, rows], [rows] */
+    const int64_t *tables;                      /* [rows, layers, groups] by the two strides */
+    int64_t table_stride, layer_stride;
+    const int64_t *lengths;
+    const int64_t *bounds;
+    int64_t adapters;
+    float *normed, *wide, *made;
+    int64_t narrow; /* pools are bfloat16 */
+};
+
+/* Run hidden [rows, width] through `count` halves, in place. Returns 0, or 1 if out of memory. */
+int zoo_layers(float *hidden, const struct half *halves, int64_t count, const struct step *step, int threads)
+{
+    int64_t rows = step->rows;
+    int failed = 0;
+    for (const struct half *half = halves; half < halves + count && !failed; half++) {
+        zoo_norm(hidden, rows, 1, half->width, half->width, half->norm, half->eps, step->normed, half->width, threads);
+        if (half->kind == FFN && half->in_lows == NULL) {
+            failed |= zoo_linear(step->normed, rows, half->width, half->in, 2, GATED_SILU, NULL, step->made, threads);
+        } else {
+            failed |= zoo_linear(step->normed, rows, half->width, half->in, (int)half->in_count, PLAIN, NULL, step->wide, threads);
+            if (half->in_lows != NULL)
+                failed |= zoo_adapt(step->normed, half->width, half->in_lows, step->bounds, step->adapters, half->in_sizes,
+                                    (int)half->in_count, step->wide, threads);
+        }
+        if (half->kind == FFN && half->in_lows != NULL) zoo_gate(step->wide, rows, half->out_inputs, step->made, threads);
+        if (half->kind == ATTENTION) {
+            int64_t dim = half->dim, total = half->in_total, both = half->heads + half->kv_heads;
+            float *k = step->wide + half->heads * dim, *v = k + half->kv_heads * dim;
+            const int64_t *pages_of = step->token_pages + half->layer * rows;
+            if (half->q_norm != NULL) {
+                zoo_norm(step->wide, rows, half->heads, dim, total, half->q_norm, half->q_eps, step->wide, total, threads);
+                zoo_norm(k, rows, half->kv_heads, dim, total, half->k_norm, half->k_eps, k, total, threads);
+            }
+            zoo_rotate(step->wide, rows, total, both, dim, step->cosine, step->sine, threads);
+            zoo_keep(k, v, total, total, rows, half->kv_heads * dim, step->k_pool, step->v_pool, step->page_stride, pages_of,
+                     step->token_offsets, step->narrow ? 2 : 4, (int)step->narrow, threads);
+            struct pages pages = {step->k_pool, step->v_pool, step->page_stride, step->page_tokens,
+                                  step->tables + half->layer * step->layer_stride, step->table_stride, step->narrow};
+            failed |= zoo_decode(step->wide, total, NULL, NULL, step->lengths, rows, half->heads, half->kv_heads, dim, &pages,
+                                 half->window, half->scale, 0.0f, step->made, threads);
+        }
+        int how = half->narrow && half->out_lows == NULL ? ROUNDED : PLAIN;
+        failed |= zoo_linear(step->made, rows, half->out_inputs, half->out, 1, how, hidden, hidden, threads);
+        if (half->out_lows != NULL)
+            failed |= zoo_adapt(step->made, half->out_inputs, half->out_lows, step->bounds, step->adapters, half->out_sizes, 1, hidden,
+                                threads);
+        if (half->narrow && half->out_lows != NULL) zoo_round(hidden, rows * half->width, threads);
+    }
+    return failed;
+}
+
+/* Rows of one token each, and the places of K, V and angles of their next tokens: `OnwardData` in bindings.py. Page
+ * tables as in `struct step`. */
+struct onward {
+    int64_t *lengths, rows;
+    const int64_t *tables;
+    int64_t table_stride, layer_stride, layers, groups, page_tokens;
+    int64_t *pages, *offsets; /* [layers, rows], [rows] */
+    const float *cos_of, *sin_of; /* [positions, dim] */
+    int64_t positions, dim;
+    float *cosine, *sine; /* [rows, dim] */
+};
+
+/* Advance every row by one token. Returns 1, with nothing changed, if a row has no page or no angle for it. */
+int zoo_onward(const struct onward *on)
+{
+    for (int64_t r = 0; r < on->rows; r++) {
+        int64_t at = on->lengths[r];
+        if (at < 0 || at >= on->positions || at / on->page_tokens >= on->groups) return 1;
+    }
+    for (int64_t r = 0; r < on->rows; r++) {
+        int64_t at = on->lengths[r]++, group = at / on->page_tokens;
+        on->offsets[r] = at % on->page_tokens;
+        for (int64_t l = 0; l < on->layers; l++)
+            on->pages[l * on->rows + r] = on->tables[r * on->table_stride + l * on->layer_stride + group];
+        memcpy(on->cosine + r * on->dim, on->cos_of + at * on->dim, on->dim * sizeof(float));
+        memcpy(on->sine + r * on->dim, on->sin_of + at * on->dim, on->dim * sizeof(float));
+    }
+    return 0;
+}

@@ -1,0 +1,138 @@
+/* Attention of chunks of prompts, whose K and V are first laid out for tiles; included by kernels.c. */
+
+/* A chunk of a prompt: consecutive tokens of one row, each attending to the row's tokens up to itself. */
+struct chunk {
+    int64_t token; /* index of the first one in q and out */
+    int64_t count;
+    int64_t start; /* its position: the number of the row's tokens before it */
+    int64_t row;   /* in the tables */
+};
+
+/* Lay out K of one row and KV head as panels [panels][dim][NR], V as [dim panels][padded][NR], zeros after the end; in
+ * float32. `wide`: scratch for the K of four tokens of bfloat16. */
+static void lay_out_head(const struct pages *pages, const int64_t *table, int64_t head, int64_t kv_heads, int64_t dim, int64_t length,
+                         int64_t padded, float *wide, float *k_out, float *v_out)
+{
+    int64_t slabs = (dim + NR - 1) / NR, size = pages->narrow ? 2 : 4;
+    memset(v_out, 0, (size_t)(slabs * padded * NR) * 4);
+    const float *ks[4];
+    for (int64_t t = 0; t < padded; t++) {
+        float *k = k_out + t / NR * dim * NR + t % NR;
+        if (t >= length) {
+            for (int64_t i = 0; i < dim; i++) k[i * NR] = 0.0f;
+            continue;
+        }
+        int64_t place = table[t / pages->page_tokens] * pages->page_stride + (t % pages->page_tokens * kv_heads + head) * dim, i = 0;
+        const char *from = pages->k + place * size, *v = pages->v + place * size;
+        if (pages->narrow) {
+            for (int64_t d = 0; d < dim; d++) wide[t % 4 * dim + d] = value_of(from, d, 1);
+            ks[t % 4] = wide + t % 4 * dim;
+        } else {
+            ks[t % 4] = (const float *)from;
+        }
+        if (t % 4 == 3) { /* four tokens at once; NR is a multiple of four */
+            for (; i + 4 <= dim; i += 4) turn(ks[0] + i, ks[1] + i, ks[2] + i, ks[3] + i, k - 3 + i * NR, NR);
+            for (; i < dim; i++)
+                for (int64_t j = 0; j < 4; j++) k[i * NR + j - 3] = ks[j][i];
+        } else if (t >= length / 4 * 4) {
+            for (; i < dim; i++) k[i * NR] = ks[t % 4][i];
+        }
+        for (int64_t s = 0; s < slabs; s++) {
+            int64_t width = dim - s * NR < NR ? dim - s * NR : NR;
+            float *to = v_out + (s * padded + t) * NR;
+            if (!pages->narrow)
+                memcpy(to, v + s * NR * 4, (size_t)width * 4);
+            else
+                for (int64_t d = 0; d < width; d++) to[d] = value_of(v, s * NR + d, 1);
+        }
+    }
+}
+
+/* Panels of keys per softmax update. */
+#define PANELS (KEYS / NR)
+
+/* Attend with a block of m query rows of one head, the first at position `first`, over the laid out K and V of their
+ * row. acc: scratch for MR rows of twice the padded width and of dim. */
+static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const float *k, const float *v, int64_t padded,
+                         int64_t first, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride)
+{
+    float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR], total_maxima[MR], total_sums[MR];
+    int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR, end = (first + m + NR - 1) / NR;
+    float *total = acc + MR * width, *mine = total + MR * width; /* copied, because rows a page apart would evict each other */
+    for (int64_t i = 0; i < m; i++) {
+        maxima[i] = total_maxima[i] = -INFINITY, sums[i] = total_sums[i] = 0.0f;
+        memcpy(mine + i * dim, q + i * q_stride, (size_t)dim * 4);
+    }
+    memset(acc, 0, (size_t)(m * width) * 4);
+    memset(total, 0, (size_t)(m * width) * 4);
+    int64_t lo = window > 0 && first + 1 > window ? (first + 1 - window) / KEYS * PANELS : 0;
+    for (int64_t panel = lo; panel < end; panel += PANELS) {
+        int64_t count = end - panel < PANELS ? end - panel : PANELS;
+        for (int64_t p = 0; p < count; p++) rows_tile(m, dim, dim, mine, k + (panel + p) * dim * NR, NULL, scores + p * NR, KEYS);
+        for (int64_t i = 0; i < m; i++) {
+            int64_t after = first + i + 1 - panel * NR, before = window > 0 ? after - window : 0;
+            after = after < 0 ? 0 : after < KEYS ? after : KEYS;
+            before = before < 0 ? 0 : before < KEYS ? before : KEYS;
+            soften(before, after, scale, cap, scores + i * KEYS, maxima + i, sums + i, acc + i * width, width);
+        }
+        for (int64_t s = 0; s < slabs; s++) {
+            rows_tile(m, count * NR, KEYS, scores, v + (s * padded + panel * NR) * NR, NULL, made, NR);
+            for (int64_t i = 0; i < m; i++)
+                for (int64_t j = 0; j < NR; j += VL) *(vec *)(acc + i * width + s * NR + j) += *(vec *)(made + i * NR + j);
+        }
+        if ((panel + PANELS) * NR % SPLIT != 0 && panel + PANELS < end) continue;
+        for (int64_t i = 0; i < m; i++) {
+            add_split(acc + i * width, maxima[i], sums[i], total + i * width, total_maxima + i, total_sums + i, width);
+            maxima[i] = -INFINITY, sums[i] = 0.0f;
+        }
+        memset(acc, 0, (size_t)(m * width) * 4);
+    }
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < dim; j++) out[i * out_stride + j] = total[i * width + j] * (total_sums[i] > 0.0f ? 1.0f / total_sums[i] : 0.0f);
+}
+
+/* Attend with every chunk's tokens over their rows' pages, which end with these tokens. q: token t at q + t * q_stride,
+ * [heads, dim]; out likewise, heads * dim apart. window, scale, cap, result as in zoo_decode. */
+int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
+               const struct pages *pages, int64_t window, float scale, float cap, float *out, int threads)
+{
+    int64_t group = heads / kv_heads, slabs = (dim + NR - 1) / NR, blocks = 0, room = 0;
+    int64_t *offsets = malloc((size_t)(2 * count + 2) * 8), *firsts = offsets + count + 1;
+    if (offsets == NULL) return 1;
+    for (int64_t c = 0; c < count; c++) { /* offset of each chunk's K and V, and number of its first block */
+        offsets[c] = room;
+        firsts[c] = blocks;
+        room += kv_heads * ((chunks[c].start + chunks[c].count + NR - 1) / NR * NR) * (dim + slabs * NR);
+        blocks += (chunks[c].count + MR - 1) / MR * heads;
+    }
+    float *laid = aligned_alloc(64, (size_t)((room * 4 + 63) / 64 * 64));
+    if (laid == NULL) {
+        free(offsets);
+        return 1;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        float acc[MR * (2 * slabs * NR + dim)] ALIGNED, wide[4 * dim] ALIGNED;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t each = 0; each < count * kv_heads; each++) {
+            const struct chunk *chunk = &chunks[each / kv_heads];
+            int64_t length = chunk->start + chunk->count, padded = (length + NR - 1) / NR * NR, head = each % kv_heads;
+            float *k = laid + offsets[each / kv_heads] + head * padded * (dim + slabs * NR);
+            lay_out_head(pages, pages->tables + chunk->row * pages->table_stride, head, kv_heads, dim, length, padded, wide, k, k + padded * dim);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t each = blocks - 1; each >= 0; each--) { /* the longest first */
+            int64_t c = count - 1;
+            while (firsts[c] > each) c--;
+            const struct chunk *chunk = &chunks[c];
+            int64_t block = (each - firsts[c]) / heads, head = (each - firsts[c]) % heads, lo = block * MR;
+            int64_t padded = (chunk->start + chunk->count + NR - 1) / NR * NR, m = chunk->count - lo < MR ? chunk->count - lo : MR;
+            const float *k = laid + offsets[c] + head / group * padded * (dim + slabs * NR);
+            attend_block(m, dim, q + (chunk->token + lo) * q_stride + head * dim, q_stride, k, k + padded * dim, padded, chunk->start + lo,
+                         window, scale, cap, acc, out + ((chunk->token + lo) * heads + head) * dim, heads * dim);
+        }
+    }
+    free(laid);
+    free(offsets);
+    return 0;
+}
