@@ -93,33 +93,37 @@ void zoo_unpack_narrow(const uint32_t *packed, int64_t n, int64_t k, uint16_t *o
 
 /* m rows of pairs, `step` apart, times one panel: as `tile`. */
 INLINE void tile_narrow(int m, int64_t pairs, const uint32_t *restrict x, int64_t step, const uint32_t *restrict w, const uint32_t *fetch,
-                        int64_t pace, float *restrict out)
+                        int64_t pace, float *restrict out, int64_t across)
 {
     vec acc[MR][NV];
+    const uint32_t *rows[BASES];
     for (int i = 0; i < m; i++)
         for (int j = 0; j < NV; j++) acc[i][j] = (vec){0};
+    for (int i = 0; i < m; i += 3) rows[i / 3] = x + i * step;
     for (int64_t p = 0; p < pairs; p++) {
         uvec b[NV];
         for (int j = 0; j < NV; j++) b[j] = *(const uvec *)(w + p * NR + j * VL);
         for (int j = 0; j < pace; j += 16) __builtin_prefetch(fetch + p * pace + j);
         for (int i = 0; i < m; i++) {
-            uvec s = (uvec){0} + x[i * step + p];
+            uvec s = (uvec){0} + rows[i / 3][i % 3 * step];
             for (int j = 0; j < NV; j++) acc[i][j] = dot_pairs(acc[i][j], b[j], s);
         }
+        for (int i = 0; i < m; i += 3) rows[i / 3] = KEPT(rows[i / 3] + 1);
     }
     for (int i = 0; i < m; i++)
-        for (int j = 0; j < NV; j++) *(vec *)(out + i * NR + j * VL) = acc[i][j];
+        for (int j = 0; j < NV; j++) *(vec *)(out + i * across + j * VL) = acc[i][j];
 }
 
 #define NARROW_ROWS(m) \
     case m: \
         if (fetch == NULL) \
-            tile_narrow(m, pairs, x, pairs, w, w + AHEAD, NR, out); \
+            tile_narrow(m, pairs, x, step, w, w + AHEAD, NR, out, across); \
         else \
-            tile_narrow(m, pairs, x, pairs, w, fetch, NR / 2, out); \
+            tile_narrow(m, pairs, x, step, w, fetch, NR / 2, out, across); \
         break;
-/* As `rows_tile`, with rows of pairs back to back and out [m, NR]. */
-static void rows_tile_narrow(int64_t m, int64_t pairs, const uint32_t *x, const uint32_t *w, const uint32_t *fetch, float *out)
+/* As `rows_tile`, with rows of pairs. */
+static void rows_tile_narrow(int64_t m, int64_t pairs, int64_t step, const uint32_t *x, const uint32_t *w, const uint32_t *fetch, float *out,
+                             int64_t across)
 {
     switch (m) {
         NARROW_ROWS(1) NARROW_ROWS(2) NARROW_ROWS(3) NARROW_ROWS(4)

@@ -74,6 +74,7 @@ static int linear_narrow(const float *x, int64_t rows, int64_t k, const struct p
     /* Threads take panels dynamically, an eighth of an equal share at a time, so that a thread that is descheduled does
      * not delay the end much. A panel times many rows is long enough to be taken alone. */
     const int64_t share = rows < 128 && rounds * panels / (8 * threads) > 0 ? rounds * panels / (8 * threads) : 1;
+    const int64_t ahead = share > 1 ? 1 : threads; /* from a panel of a thread to its next one */
 #pragma omp parallel num_threads(threads)
     {
         float buffer[2][TILES_HEIGHT * NR] ALIGNED;
@@ -83,6 +84,7 @@ static int linear_narrow(const float *x, int64_t rows, int64_t k, const struct p
 #pragma omp for schedule(dynamic, share) nowait
         for (int64_t item = 0; item < rounds * panels; item++) {
             const struct place at = place_of(parts, item % panels);
+            const struct place next = place_of(parts, (item + ahead) % panels);
             const int64_t from = blocks * (item / panels) / rounds, end = blocks * (item / panels + 1) / rounds;
             for (int64_t b = from; b < end; b++) {
                 const int64_t lo = tiles ? b * height : rows * b / blocks;
@@ -96,8 +98,10 @@ static int linear_narrow(const float *x, int64_t rows, int64_t k, const struct p
                     }
                 for (int g = 0; g <= gated; g++) {
                     const uint32_t *w = (const uint32_t *)parts[at.which + g].weight + at.panel * pairs * NR;
-                    if (!tiles) {
-                        rows_tile_narrow(m, pairs, paired + lo * step, w, b == from ? NULL : w + pairs * NR, buffer[g]);
+                    if (!tiles) { /* the second and the third block prefetch the halves of the next panel */
+                        const uint32_t *then = (const uint32_t *)parts[next.which + g].weight + next.panel * pairs * NR;
+                        const uint32_t *fetch = b == from ? NULL : b == from + 1 ? then : b == from + 2 ? then + pairs * (NR / 2) : w;
+                        rows_tile_narrow(m, pairs, step, paired + lo * step, w, fetch, buffer[g], NR);
                         continue;
                     }
                     if (full < pairs) {

@@ -32,16 +32,19 @@ INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_
                  float *restrict out, int64_t across)
 {
     vec acc[MR][NV];
+    const float *rows[BASES];
     for (int i = 0; i < m; i++)
         for (int j = 0; j < NV; j++) acc[i][j] = (vec){0};
+    for (int i = 0; i < m; i += 3) rows[i / 3] = x + i * step;
     for (int64_t p = 0; p < k; p++) {
         vec b[NV];
         for (int j = 0; j < NV; j++) b[j] = *(const vec *)(w + p * NR + j * VL);
         for (int j = 0; j < pace; j += 16) __builtin_prefetch(fetch + p * pace + j);
         for (int i = 0; i < m; i++) {
-            vec s = (vec){0} + x[i * step + p * next];
+            vec s = (vec){0} + rows[i / 3][i % 3 * step];
             for (int j = 0; j < NV; j++) acc[i][j] = fused(b[j], s, acc[i][j]);
         }
+        for (int i = 0; i < m; i += 3) rows[i / 3] = KEPT(rows[i / 3] + next);
     }
     for (int i = 0; i < m; i++)
         for (int j = 0; j < NV; j++) *(vec *)(out + i * across + j * VL) = acc[i][j];

@@ -110,7 +110,7 @@ int zoo_stored(const float *x, int64_t rows, int64_t k, const char *w, int64_t a
                         few_stored(rows, narrow ? paired : (const uint32_t *)x, from + at * apart * size, apart * size, width - at, k * size,
                                    narrow, coming + at * k * size, buffer + at);
                 else if (narrow)
-                    rows_tile_narrow(hi - lo, units, paired + lo * units, panel, panel, buffer);
+                    rows_tile_narrow(hi - lo, units, units, paired + lo * units, panel, panel, buffer, NR);
                 else
                     rows_tile(hi - lo, k, k, x + lo * k, (const float *)panel, (const float *)panel, buffer, NR);
                 for (int64_t i = 0; i < hi - lo; i++)

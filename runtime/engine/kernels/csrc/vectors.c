@@ -17,6 +17,17 @@
 #endif
 #define NR (VL * NV)
 
+/* A tile reads x at pointers to every third of its rows, and reaches the two after them with an index, because as many
+ * pointers as rows do not fit the integer registers. KEPT hides from the compiler how a pointer is made: it would make
+ * one per row of them again. */
+#define BASES ((MR + 2) / 3)
+#define KEPT(pointer) \
+    ({ \
+        __typeof__(pointer) kept_ = (pointer); \
+        __asm__("" : "+r"(kept_)); \
+        kept_; \
+    })
+
 #define ALIGNED __attribute__((aligned(64)))
 #define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(VL * 4), aligned(4)));
