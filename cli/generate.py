@@ -82,13 +82,24 @@ def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
 @contextmanager
 def _started(zoo: Zoo, name: str, options: ServeOptions) -> Iterator[tuple[BaseDriver, ServedModel]]:
     """Start a driver with one model and yield both."""
+    from cli.serving.beside import beside
     from cli.serving.driver import start_driver
-    from cli.serving.models import ZooSource, choose
+    from cli.serving.models import choose
+    from cli.serving.source import ZooSource
 
-    config = options.engine()
+    config, source = options.engine(), ZooSource(zoo)
     chosen = choose(zoo, [name], config.dtype, options.executor, config.device)
-    with start_driver(zoo, options, chosen) as driver:
-        yield driver, ZooSource(zoo).served(driver.models()[0])
+
+    def prepare() -> None:
+        import runtime.frontend.assemble
+        import runtime.frontend.choice  # noqa: F401
+
+        source.read_tokenizers(chosen.names)
+
+    with beside(prepare):
+        driver = start_driver(zoo, options, chosen)
+    with driver:
+        yield driver, source.served(driver.models()[0])
 
 
 def _assemble(body: dict[str, Any], model: ServedModel) -> Generation:

@@ -75,12 +75,13 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -> None:
+    from cli.serving.beside import beside
     from cli.serving.driver import start_driver
-    from cli.serving.models import ZooSource, all_on_demand, choose, with_exits
-    from runtime.server.app import build_app
+    from cli.serving.models import all_on_demand, choose, with_exits
+    from cli.serving.source import ZooSource
     from runtime.server.run_server import address_of, bind, serve
 
-    settings, engine_config = options.server(), options.engine()
+    settings, engine_config, source = options.server(), options.engine(), ZooSource(zoo)
     with ExitStack() as stack:
         bound = stack.enter_context(bind(settings.host, settings.port))
         queue = _open_queue(options.queue, stack)
@@ -101,9 +102,18 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
         count = len(chosen.names)
         what = f"loading {count} of the store's models" if count else f"{len(chosen.on_demand)} models on demand"
         say(f"{what} for the {chosen.executor} executor ({settled.backend})")
-        driver = start_driver(zoo, settled, chosen, database, sink, _open_log(options.scheduler_log, stack))
-        stack.enter_context(driver)
-        source = ZooSource(zoo)
+        log = _open_log(options.scheduler_log, stack)
+
+        def prepare() -> None:
+            import runtime.server.app
+            import runtime.server.http_server  # noqa: F401
+
+            source.read_tokenizers(chosen.names)
+
+        with beside(prepare):
+            driver = stack.enter_context(start_driver(zoo, settled, chosen, database, sink, log))
+        from runtime.server.app import build_app
+
         served = [source.served(spec) for spec in driver.models()]
         app = build_app(driver, served, source, settings, trace, chosen.on_demand, queue)
         names = [*(model.name for model in served), *(model.name for model in chosen.on_demand)]

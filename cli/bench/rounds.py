@@ -97,7 +97,7 @@ def _encoder(bench: BenchmarkRun) -> Encode | None:
     """Return the function that turns a trace's texts into ids. Raises the errors of `Zoo.model`."""
     if bench.tokenizer is None:
         return None
-    from cli.serving.models import tokenizer_of
+    from cli.serving.source import tokenizer_of
     from zoo.api import Zoo
 
     with Zoo(bench.inside.store, bench.inside.database, create=False) as zoo:

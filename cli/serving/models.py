@@ -1,47 +1,29 @@
-"""Select the models to serve, load their tokenizers, and give the server access to the catalogue.
+"""Select the models to serve, and make their engine.
 
-torch is imported only when needed, by the engine; transformers only for tokenizers that nothing else can read.
+torch is imported only when needed, by the engine.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cli.serving.executor_choice import dense_is_faster
-from cli.shared.documents import model_document
 from cli.shared.output import human_bytes, say
-from runtime.frontend.served_models import ServedModel, StoredModel, defaults_from
-from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt, adapt_core
-from runtime.frontend.tokenizer_files import read_tokenizer
-from runtime.types import ModelSpec
-from zoo.errors import DamagedObject, InputError, NotServable, StoreError
-from zoo.views.exits import chain_id, exit_ids, exit_of, is_exit
+from runtime.frontend.served_models import StoredModel
+from zoo.errors import DamagedObject, InputError, NotServable
+from zoo.views.exits import exit_of, is_exit
 
 if TYPE_CHECKING:
     from runtime.chains import StageEngine
     from runtime.config import EngineConfig
     from runtime.engine.models.servable import Executor
-    from zoo.api import ModelHandle, Zoo
+    from zoo.api import Zoo
     from zoo.catalog import ModelConfig
 
 _NONE = "the store holds no model that can be served; put one in with `zoo ingest`"
-
-#: Files that contain a vocabulary; tokenizer_config.json alone has none.
-_TOKENIZER_FILES = frozenset(
-    [
-        "tokenizer.json",
-        "tokenizer.model",
-        "vocab.json",
-        "vocab.txt",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-        "tekken.json",
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,78 +187,6 @@ def within_memory(config: EngineConfig) -> Iterator[None]:
             else f"the models and a page pool of {human_bytes(config.kv_cache_memory_bytes)} do not fit the memory of "
             f"{config.device}; lower --kv-cache-memory-bytes"
         ) from error
-
-
-def tokenizer_of(model: ModelHandle) -> Tokenizer:
-    """Return the model's tokenizer.
-
-    Without a usable one, print a note and return `NoTokenizer` (token ids still work).
-    """
-    if not any(side.path in _TOKENIZER_FILES or side.path.endswith(".tiktoken") for side in model.manifest.side_files):
-        # transformers would make an empty tokenizer of the family's class, which turns every text into no tokens.
-        say(f"note: {model.name} takes token ids only: it brought no tokenizer")
-        return NoTokenizer()
-    try:
-        files = read_tokenizer(
-            _config_of(model), model.side_file, frozenset(side.path for side in model.manifest.side_files)
-        )
-        if files is not None:
-            return adapt_core(files.core, files.chat)
-        return adapt(model.tokenizer())
-    except StoreError:
-        raise
-    except InputError as error:
-        say(f"note: {model.name} takes token ids only: {error}")
-        return NoTokenizer()
-
-
-def _config_of(model: ModelHandle) -> Mapping[str, Any]:
-    """Return the model's config, empty if it has none that can be read, such as an adapter without its base."""
-    try:
-        return model.config
-    except (InputError, ValueError):
-        return {}
-
-
-class ZooSource:
-    """The catalogue as `runtime.server.interfaces.ModelSource`."""
-
-    def __init__(self, zoo: Zoo) -> None:
-        self._zoo = zoo
-        #: One tokenizer for all models with equal files and an equal config.
-        self._tokenizers: dict[str, Tokenizer] = {}
-
-    def resolve(self, name: str) -> str:
-        with self._zoo.store.catalog.reading() as reader:
-            return reader.resolve(name)
-
-    def listing(self) -> list[Mapping[str, Any]]:
-        return [model_document(model) for model in self._zoo.models()]
-
-    def served(self, spec: ModelSpec) -> ServedModel:
-        model = self._zoo.model(spec.name)
-        with self._zoo.store.catalog.reading() as reader:
-            created = reader.created(model.name)
-        return ServedModel(
-            spec=spec,
-            tokenizer=self._tokenizer(model),
-            defaults=defaults_from(model.generation_config),
-            created=int(created.timestamp()),
-            chain=chain_id(model.manifest.components),
-            exits=exit_ids(model.manifest),
-        )
-
-    def _tokenizer(self, model: ModelHandle) -> Tokenizer:
-        files = sorted((side.path, side.blob) for side in model.manifest.side_files if _is_tokenizers(side.path))
-        key = json.dumps([files, _config_of(model)], sort_keys=True, default=str)
-        if key not in self._tokenizers:
-            self._tokenizers[key] = tokenizer_of(model)
-        return self._tokenizers[key]
-
-
-def _is_tokenizers(path: str) -> bool:
-    """Return whether a side file may be one of a tokenizer: not a config of weights or of generation."""
-    return not path.endswith(("config.json", "README.md")) or path.endswith("tokenizer_config.json")
 
 
 def _check(zoo: Zoo, name: str, dtype: str | None, executor: Executor) -> None:

@@ -14,7 +14,6 @@ from typing import cast
 
 import zstandard
 from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, null, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from runtime.queueing.records import ENDED, DurableRequest, FileRange, State, StoredAnswer
 from runtime.queueing.schema import EventRow, RequestRow
@@ -31,6 +30,9 @@ _UNENDED: tuple[State, ...] = ("queued", "running")
 
 def put(connection: Connection, requests: Iterable[DurableRequest]) -> None:
     """Add requests; an id or a key that is there already is left as it is."""
+    # Imported here, since most servers keep no durable requests.
+    from sqlalchemy.dialects import postgresql, sqlite
+
     rows = [_row(request) for request in requests]
     if rows:
         make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert

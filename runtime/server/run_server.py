@@ -2,23 +2,25 @@
 
 On the first signal the server stops listening, answers new requests on open connections with 503, and lets running ones
 finish for up to `drain_seconds`. A second SIGINT ends it at once.
+
+uvicorn and fastapi are imported only by `serve`, so that a port can be bound before.
 """
 
 from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from typing import TYPE_CHECKING
 
-import uvicorn
-from fastapi import FastAPI
-
-from runtime.config import ServerConfig
-from runtime.server.capacity import Gate
-from runtime.server.http_protocol import BoundedProtocol
 from zoo.errors import InputError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from runtime.config import ServerConfig
+    from runtime.server.http_server import HttpServer
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -44,53 +46,10 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class HttpServer(uvicorn.Server):
-    """A uvicorn server that calls `ready` once it accepts connections and closes the gate when a signal stops it.
-
-    Args:
-        park: Awaited at the beginning of the shutdown.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, gate: Gate, ready: Callable[[], None], park: Callable[[], Awaitable[None]]
-    ) -> None:
-        super().__init__(config)
-        self._park = park
-        self._gate = gate
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Put durable requests down first: then their clients' connections end, and none is waited for."""
-        await self._park()
-        await super().shutdown(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._gate.closed = True
-        super().handle_exit(sig, frame)
-
-
-def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -> HttpServer:
-    settings = uvicorn.Config(
-        app,
-        lifespan="on",
-        ws="none",
-        http=BoundedProtocol,
-        access_log=False,  # `Guard` writes one line per request, without query strings
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
-    )
-    return HttpServer(settings, app.state.service.gate, ready, app.state.park)
-
-
 def serve(app: FastAPI, config: ServerConfig, bound: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until stopped by a signal. Returns after the drain."""
+    from runtime.server.http_server import make_server
+
     server = make_server(app, config, ready)
     with _outlived_signals(server):
         server.run(sockets=[bound])

@@ -9,7 +9,8 @@ import pytest
 
 import cli.app
 from cli.exits import short_number
-from cli.serving.models import ZooSource, with_exits
+from cli.serving.models import with_exits
+from cli.serving.source import ZooSource
 from runtime.frontend.served_models import ServedModels
 from runtime.types import ModelSpec
 from surgery.chains.exits import make_exit

@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import event
 
 from cli.serving.cluster import start_cluster
-from cli.serving.models import ZooSource, all_on_demand
+from cli.serving.models import all_on_demand
 from cli.serving.options import ServeOptions
+from cli.serving.source import ZooSource
 from tests.checkpoints import make, make_lora
 from zoo.api import Zoo
 from zoo.errors import DamagedObject, InputError, ZooError

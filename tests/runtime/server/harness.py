@@ -27,7 +27,8 @@ from runtime.queueing.database import QueueDatabase
 from runtime.server.app import build_app
 from runtime.server.capacity import Gate
 from runtime.server.context import Service
-from runtime.server.run_server import address_of, bind, make_server
+from runtime.server.http_server import make_server
+from runtime.server.run_server import address_of, bind
 from runtime.tracing.sink import Trace
 from runtime.types import ModelSpec
 from tests.runtime.cluster.whole import WholeEngine, inline
