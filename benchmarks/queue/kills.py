@@ -1,14 +1,18 @@
 """Kill a server over and over while it answers keyed streams, and compare what clients got with an unkilled server's.
 
-    python -m benchmarks.queue.kills STORE MODEL [--seeds 5] [--first-seed 0] [--kills 6] [--requests 8] [--output FILE]
-                                     [--serve=--agents=2]
+    python -m benchmarks.queue.kills STORE MODEL [--seeds 5] [--first-seed 0] [--kills 6] [--requests 8] [--lines 500]
+                                     [--output FILE] [--serve=--agents=2]
 
 For each seed, requests (greedy and sampled, one or two choices, streamed) come in over the lives of the server, each of
-which is killed with SIGKILL a random time after its first new token; the last one ends them all. Counted are requests
-without an end (lost), event ids that came twice (doubled), choices whose tokens differ from the unkilled server's
-(altered), the tokens that engines computed beside those of the unkilled server, and the time from a server's
-announcement to the first new token of a stream that was under way. What is computed between the last look at the
-counters and the kill, some milliseconds later, is not counted.
+which is killed with SIGKILL; the last one ends them all. With `--lines` a batch of so many lines runs beside them, and
+the kills are spread over its run: each comes once a random number of lines of its share have ended. Without, a kill
+comes a random time after the first new token of its life.
+
+Counted are requests without an end (lost), event ids that came twice (doubled), choices whose tokens differ from the
+unkilled server's (altered), lines of the batch's output file that do (times aside), the tokens that engines computed
+beside those of the unkilled server, and the time from a server's announcement to the first new token of a stream that
+was under way. What is computed between the last look at the counters and the kill, some milliseconds later, is not
+counted.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.queue.keyed_batch import KeyedBatch, altered_lines, batch_lines
 from benchmarks.queue.servers import KeyedStream, KillableServer, serving
 from benchmarks.reports import deliver
 
@@ -40,6 +45,8 @@ class Totals:
     lost: int = 0
     doubled: int = 0
     altered: int = 0
+    lines: int = 0
+    altered_lines: int = 0
     errors: list[str] = field(default_factory=list)
     under_way: int = 0
     next_token: list[float] = field(default_factory=list)
@@ -56,6 +63,8 @@ class Totals:
             "lost": self.lost,
             "doubled": self.doubled,
             "altered": self.altered,
+            "lines": self.lines,
+            "altered lines": self.altered_lines,
             "errors": self.errors,
             "streams under way at a kill": self.under_way,
             "seconds to next token after ready": _spread(self.next_token),
@@ -87,66 +96,118 @@ def bodies(seed: int, count: int, model: str, prompt: int, answer: int, vocabula
     ]
 
 
-def unkilled(server: KillableServer, given: Sequence[dict[str, Any]], totals: Totals) -> list[dict[int, list[int]]]:
-    """Return the tokens of each choice of each request, which run together."""
+@dataclass
+class Reference:
+    """What an unkilled server gave: tokens of each choice of each request, and the lines of the batch's output file."""
+
+    tokens: list[dict[int, list[int]]]
+    output: list[bytes]
+
+
+def unkilled(
+    server: KillableServer, given: Sequence[dict[str, Any]], batch: KeyedBatch | None, totals: Totals
+) -> Reference:
+    """Return what requests and a batch, which run together, come to."""
     before = _computed(server)
+    if batch is not None:
+        batch.submit(server)
     streams = [KeyedStream("", body) for body in given]
+    for thread in _followed(streams, server):
+        thread.join()
+    if batch is not None:
+        batch.wait_for(server)
+    totals.computed_unkilled += _computed(server) - before
+    return Reference([stream.tokens for stream in streams], [] if batch is None else batch.output(server))
+
+
+class Lives:
+    """The lives of a server that is killed, with the streams of one seed and its batch, if it has one."""
+
+    def __init__(
+        self, seed: int, given: Sequence[dict[str, Any]], batch: KeyedBatch | None, arguments: argparse.Namespace,
+        options: Sequence[str], totals: Totals,
+    ) -> None:  # fmt: skip
+        self._draw = random.Random(seed + 1)
+        self._batch = batch
+        self._arguments = arguments
+        self._options = options
+        self._totals = totals
+        self.streams = [KeyedStream(f"{seed}-{number}", body) for number, body in enumerate(given)]
+        self.output: list[bytes] = []
+
+    def run(self) -> None:
+        """Run all lives; the last one ends everything."""
+        per_life = -(-len(self.streams) // self._arguments.kills)
+        for life in range(self._arguments.kills + 1):
+            came = self.streams[: per_life * (life + 1)]
+            began = time.monotonic()
+            with serving(self._arguments.store, self._arguments.model, self._options) as server:
+                self._totals.start.append(server.ready - began)
+                self._live(server, life, [stream for stream in came if not stream.ended])
+
+    def _live(self, server: KillableServer, life: int, open_now: list[KeyedStream]) -> None:
+        """Let streams go on until the kill, or to their ends in the last life."""
+        totals, last = self._totals, life == self._arguments.kills
+        seen = {stream.key: (len(stream.arrivals), bool(stream.numbers)) for stream in open_now}
+        under_way = [stream for stream in open_now if stream.numbers]
+        threads = _followed(under_way, server)
+        if self._batch is not None:
+            self._pass_lines(server, life)
+        threads += _followed([stream for stream in open_now if stream not in under_way], server)
+        if last:
+            for thread in threads:
+                thread.join()
+            if self._batch is not None:
+                self._batch.wait_for(server)
+                self.output = self._batch.output(server)
+            totals.computed += _computed(server)
+        else:
+            while any(t.is_alive() for t in threads) and all(len(s.arrivals) == seen[s.key][0] for s in open_now):
+                time.sleep(0.01)
+            time.sleep(self._draw.uniform(0.0, self._arguments.span))
+            totals.computed += _computed(server)
+            totals.under_way += sum(thread.is_alive() for thread in threads)
+            server.kill()
+            totals.kills += 1
+            for thread in threads:
+                thread.join()
+        totals.next_token += [
+            stream.arrivals[count] - server.ready
+            for stream in open_now
+            for count, resumed in [seen[stream.key]]
+            if resumed and len(stream.arrivals) > count
+        ]
+
+    def _pass_lines(self, server: KillableServer, life: int) -> None:
+        """Submit the batch in the first life, and wait until its share of this life has run in part."""
+        batch = self._batch
+        if batch is None:
+            return
+        if not batch.id:
+            batch.submit(server)
+        share = len(batch.lines) / (self._arguments.kills + 1)
+        if life < self._arguments.kills:
+            batch.wait_for(server, round(share * (life + self._draw.random())))
+
+
+def _followed(streams: Sequence[KeyedStream], server: KillableServer) -> list[threading.Thread]:
     threads = [threading.Thread(target=stream.follow, args=(server,)) for stream in streams]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    totals.computed_unkilled += _computed(server) - before
-    return [stream.tokens for stream in streams]
+    return threads
 
 
-def killed(
-    seed: int, given: Sequence[dict[str, Any]], arguments: argparse.Namespace, options: Sequence[str], totals: Totals
-) -> list[KeyedStream]:
-    """Run requests over servers that are killed; return what their clients got."""
-    draw = random.Random(seed + 1)
-    streams = [KeyedStream(f"{seed}-{number}", body) for number, body in enumerate(given)]
-    per_life = -(-len(streams) // arguments.kills)
-    for life in range(arguments.kills + 1):
-        last = life == arguments.kills
-        open_now = [stream for stream in streams[: per_life * (life + 1)] if not stream.ended]
-        began = time.monotonic()
-        with serving(arguments.store, arguments.model, options) as server:
-            totals.start.append(server.ready - began)
-            seen = {stream.key: (len(stream.arrivals), bool(stream.numbers)) for stream in open_now}
-            threads = [threading.Thread(target=stream.follow, args=(server,)) for stream in open_now]
-            for thread in threads:
-                thread.start()
-            if not last:
-                while any(t.is_alive() for t in threads) and all(len(s.arrivals) == seen[s.key][0] for s in open_now):
-                    time.sleep(0.01)
-                time.sleep(draw.uniform(0.0, arguments.span))
-                totals.computed += _computed(server)
-                totals.under_way += sum(thread.is_alive() for thread in threads)
-                server.kill()
-                totals.kills += 1
-            for thread in threads:
-                thread.join()
-            if last:
-                totals.computed += _computed(server)
-            totals.next_token += [
-                stream.arrivals[count] - server.ready
-                for stream in open_now
-                for count, under_way in [seen[stream.key]]
-                if under_way and len(stream.arrivals) > count
-            ]
-    return streams
-
-
-def compare(streams: Sequence[KeyedStream], expected: Sequence[dict[int, list[int]]], totals: Totals) -> None:
+def compare(lives: Lives, expected: Reference, totals: Totals) -> None:
     """Count what clients lost, got twice, and got otherwise than from the unkilled server."""
-    for stream, reference in zip(streams, expected, strict=True):
+    for stream, reference in zip(lives.streams, expected.tokens, strict=True):
         totals.requests += 1
         totals.choices += len(reference)
         totals.lost += not stream.ended
         totals.doubled += len(stream.numbers) - len(set(stream.numbers))
         totals.altered += sum(stream.tokens.get(index) != tokens for index, tokens in reference.items())
         totals.errors += stream.errors
+    totals.lines += len(expected.output)
+    totals.altered_lines += altered_lines(lives.output, expected.output)
 
 
 def _computed(server: KillableServer) -> int:
@@ -160,6 +221,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return {
         "median": round(statistics.median(values), 3),
         "least": round(min(values), 3),
+        "p95": round(sorted(values)[min(len(values) - 1, int(0.95 * len(values)))], 3),
         "greatest": round(max(values), 3),
     }
 
@@ -174,6 +236,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8, help="per seed")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt at most")
     parser.add_argument("--answer", type=int, default=96, help="tokens of a choice at most")
+    parser.add_argument("--lines", type=int, default=0, help="lines of a batch beside the streams, per seed")
+    parser.add_argument("--line-prompt", type=int, default=64, help="tokens of a line's prompt at most")
+    parser.add_argument("--line-answer", type=int, default=48, help="tokens of a line's answer at most")
     parser.add_argument("--vocabulary", type=int, default=250, help="prompts draw from so many token ids")
     parser.add_argument(
         "--span", type=float, default=1.0, help="seconds from a life's first new token to its kill at most"
@@ -189,13 +254,21 @@ def main() -> None:
         )
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     }
-    with serving(arguments.store, arguments.model, arguments.serve) as server:
-        expected = {seed: unkilled(server, requests, totals) for seed, requests in given.items()}
+
+    def batch_of(seed: int) -> KeyedBatch | None:
+        shape = arguments.line_prompt, arguments.line_answer, arguments.vocabulary
+        lines = batch_lines(seed, arguments.lines, arguments.model, *shape)
+        return KeyedBatch(f"batch-{seed}", lines) if lines else None
+
     with tempfile.TemporaryDirectory() as folder:
+        beside = ["--queue", str(Path(folder) / "unkilled")] if arguments.lines else []
+        with serving(arguments.store, arguments.model, [*arguments.serve, *beside]) as server:
+            expected = {seed: unkilled(server, requests, batch_of(seed), totals) for seed, requests in given.items()}
         queue = arguments.queue or str(Path(folder) / "queue")
         for seed, requests in given.items():
-            streams = killed(seed, requests, arguments, [*arguments.serve, "--queue", queue], totals)
-            compare(streams, expected[seed], totals)
+            lives = Lives(seed, requests, batch_of(seed), arguments, [*arguments.serve, "--queue", queue], totals)
+            lives.run()
+            compare(lives, expected[seed], totals)
     deliver({"model": arguments.model, "serve": arguments.serve, **totals.report()}, arguments.output)
 
 
