@@ -84,7 +84,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
     settings, engine_config, source = options.server(), options.engine(), ZooSource(zoo)
     with ExitStack() as stack:
         bound = stack.enter_context(bind(settings.host, settings.port))
-        queue = _open_queue(options.queue, stack)
+        queue = _open_queue(options.queue, options.lease_seconds, stack)
         executor = "paged" if options.clustered else options.executor
         wanted = with_exits(zoo, options.models) if options.early_exit else options.models
         chosen = (
@@ -154,13 +154,13 @@ def _open_log(path: str | None, stack: ExitStack) -> Callable[[bytes], object] |
     return log_file.write
 
 
-def _open_queue(target: str, stack: ExitStack) -> QueueDatabase | None:
+def _open_queue(target: str, lease_seconds: float, stack: ExitStack) -> QueueDatabase | None:
     """Return the queue of durable requests. Raises InputError or StoreError, also if another server has it."""
     if target == "off":
         return None
     from runtime.queueing.database import QueueDatabase
 
-    database = QueueDatabase(target)
+    database = QueueDatabase(target, lease=lease_seconds)
     stack.callback(database.close)
     return database
 

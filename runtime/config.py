@@ -533,6 +533,33 @@ class EngineConfig:
 Durability = Literal["keyed", "all"]
 
 
+#: Seconds without a renewal after which a server's part in a queue of several ends.
+QUEUE_LEASE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bounds on files and batches.
+
+    Fields:
+        file_bytes: Of one uploaded file.
+        total_bytes: Of all files of a queue.
+        max_lines: Lines of a batch.
+        max_unended: Batches of one server that have not ended.
+        keep_seconds: Time for which files and ended batches are kept.
+    """
+
+    file_bytes: int = 200 << 20
+    total_bytes: int = 16 << 30
+    max_lines: int = 50_000
+    max_unended: int = 1000
+    keep_seconds: int = 30 * 86400
+
+    def __post_init__(self) -> None:
+        if min(self.file_bytes, self.total_bytes, self.max_lines, self.max_unended, self.keep_seconds) < 1:
+            raise ValueError("the limits of batches must be at least 1")
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Configure the HTTP server.
@@ -544,6 +571,8 @@ class ServerConfig:
         early_exit: Whether requests may use the first layers of a model only (BL-30).
         durable: With a queue, which requests outlive the server: those with an `Idempotency-Key`, or all.
         retention_hours: Time for which answers of such requests are kept.
+        batches: Limits on files and batches.
+        broker: URL of the RabbitMQ broker in which durable requests wait; None: they wait in the queue's tables.
     """
 
     host: str = "127.0.0.1"
@@ -557,6 +586,8 @@ class ServerConfig:
     early_exit: bool = False
     durable: Durability = "keyed"
     retention_hours: float = 24.0
+    batches: BatchLimits = BatchLimits()
+    broker: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.durable not in get_args(Durability) or not 0 < self.retention_hours < float("inf"):

@@ -89,6 +89,8 @@ def _without_times(line: bytes) -> bytes:
 
 
 def altered_lines(found: list[bytes], expected: list[bytes]) -> int:
-    """Return how many lines of an output file are missing, too many, or not as expected."""
-    differing = sum(one != other for one, other in zip(found, expected, strict=False))
-    return differing + abs(len(found) - len(expected))
+    """Return how many lines of an output file are missing, too many, out of order, or not as expected."""
+    places = {json.loads(line)["custom_id"]: line for line in found}
+    differing = sum(places.get(json.loads(line)["custom_id"]) != line for line in expected)
+    names = [json.loads(line)["custom_id"] for line in found]
+    return max(differing, len(found) - len(expected), names != [json.loads(line)["custom_id"] for line in expected])

@@ -128,10 +128,10 @@ ROUTES: Mapping[str, Said] = {
         _FILE,
         errors={
             400: "a form that cannot be read, another purpose",
-            413: "a file over 200 MiB",
+            413: "a file over `batches.file_bytes` (200 MiB)",
             415: "a body that is no form",
             501: _NO_QUEUE,
-            507: "all files together would take more than 16 GiB",
+            507: "all files together would take more than `batches.total_bytes` (16 GiB)",
         },
     ),
     "GET /v1/files": Said(_LIST.format(_FILE), "`limit`, `after`, `purpose`", {501: _NO_QUEUE}),
@@ -147,7 +147,7 @@ ROUTES: Mapping[str, Said] = {
             400: "a wrong field",
             404: "no such file",
             422: "the `Idempotency-Key` was used for another batch",
-            429: "1000 batches have not ended",
+            429: "`batches.max_unended` (1000) batches have not ended",
             501: _NO_QUEUE,
         },
     ),
@@ -187,7 +187,7 @@ ROUTES: Mapping[str, Said] = {
     "DELETE /zoo/requests/{id}": Said(_DURABLE, errors=_NO_DURABLE),
     "GET /zoo/requests/{id}/events": Said(
         """server-sent events as of the generating route, behind `Last-Event-ID` where that header is sent""",
-        errors={**_NO_DURABLE, 409: "the request waits for another server"},
+        errors={**_NO_DURABLE, 409: "the request is a line of a batch that does not run here now"},
     ),
     "POST /zoo/models/{name:path}/load": Said(
         _MODEL, errors={400: "the model cannot be served", 404: "no stored model of that name"}

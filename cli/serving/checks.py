@@ -77,6 +77,10 @@ def _check_server(options: ServeOptions) -> None:
         raise InputError(f"{options.port} is no port")
     if options.max_queued < 1 or not 0 < options.drain_seconds < 86400:
         raise InputError("max_queued and drain_seconds must be positive")
+    if options.broker is not None and not options.broker.startswith(("amqp://", "amqps://")):
+        raise InputError("--broker must be an address such as amqp://user:password@host:5672/")
+    if not 1 <= options.lease_seconds <= 3600:
+        raise InputError("lease_seconds is from 1 to 3600: shorter ones end while a server is only slow")
     if not options.queue:
         raise InputError("--queue is a folder, postgresql://…, or off")
     if not 0 < options.retention_hours < 1e6:

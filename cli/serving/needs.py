@@ -87,6 +87,10 @@ def _queue(options: ServeOptions, executor: str) -> str | None:
     return "without a queue: give --queue" if options.queue == "off" else None
 
 
+def _shared_queue(options: ServeOptions, executor: str) -> str | None:
+    return None if "://" in options.queue else "without a queue of several servers: give --queue postgresql://…"
+
+
 NEEDS: Mapping[str, Need] = {
     "several devices": Need("--agents above 1", _several_devices),
     "one device": Need("--agents 1 and --prefix-caching", _one_device),
@@ -100,6 +104,7 @@ NEEDS: Mapping[str, Need] = {
     "host memory": Need("--host-memory", _host_memory),
     "a GPU's share": Need("--device cuda without --kv-cache-memory-bytes", _share_of_gpu),
     "queue": Need("--queue", _queue),
+    "shared queue": Need("--queue postgresql://…", _shared_queue),
     "speculation": Need("--speculation", _speculation),
 }
 #: The conditions in words, for help texts.

@@ -17,8 +17,10 @@ from cli.serving.needs import require_effects
 from cli.shared.declared import option, read_options, table_option
 from cli.shared.sizes import size_of
 from runtime.config import (
+    QUEUE_LEASE_SECONDS,
     AgentConfig,
     AheadChoice,
+    BatchLimits,
     Bf16Products,
     ClusterConfig,
     ControlConfig,
@@ -232,10 +234,18 @@ class ServeOptions:
         help="Longest wait for running requests after SIGTERM, in seconds.")
     queue: str = option("off", group="Server",
         help="Keep durable requests, which outlive the server, in this folder or database (postgresql://…).")
+    broker: str | None = option(None, group="Server", needs=["queue"],
+        help="Let durable requests and lines of batches wait in this RabbitMQ broker (amqp://…) until a server of the "
+             "queue has room for them.")
     durable: str = option("keyed", group="Server", needs=["queue"], choices=get_args(Durability),
         help="Which requests are durable: those with an Idempotency-Key, or all.")
     retention_hours: float = option(24.0, group="Server", shown="24", needs=["queue"],
         help="Time for which answers of durable requests are kept, in hours.")
+    lease_seconds: float = option(QUEUE_LEASE_SECONDS, group="Server", shown="10", needs=["shared queue"],
+        help="Time without a sign of life, in seconds, after which other servers of a queue take over what this one "
+             "runs.")
+    batches: BatchLimits = table_option(BatchLimits, group="Server", needs=["queue"],
+        help="Limits on files and batches.")
     # fmt: on
 
     @property
@@ -330,7 +340,8 @@ class ServeOptions:
         return ServerConfig(
             host=self.host, port=self.port, api_key=self.api_key, max_queued=self.max_queued,
             max_num_seqs=self.max_num_seqs, drain_seconds=self.drain_seconds, early_exit=self.early_exit,
-            durable=cast(Durability, self.durable), retention_hours=self.retention_hours,
+            durable=cast(Durability, self.durable), retention_hours=self.retention_hours, batches=self.batches,
+            broker=self.broker,
         )  # fmt: skip
 
 

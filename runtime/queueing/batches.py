@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, cast, get_args
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, Table, delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from runtime.queueing import requests
 from runtime.queueing.records import DurableRequest, State
 from runtime.queueing.schema import BatchRow, RequestRow
+from runtime.queueing.servers import orphaned
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 
@@ -37,6 +39,7 @@ class StoredBatch:
         errors: Why its input file was refused, as OpenAI's documents.
         total, completed, failed: Lines; the latter two are final once it has ended.
         becomes: The status that it ends with, once it is `finalizing`.
+        owner: Number of the server that runs it; None for no server.
     """
 
     id: str
@@ -56,6 +59,7 @@ class StoredBatch:
     completed: int = 0
     failed: int = 0
     becomes: Status = "completed"
+    owner: int | None = None
     ended: int | None = None
 
 
@@ -72,10 +76,10 @@ class LineAnswer:
 
 def put(connection: Connection, batch: StoredBatch) -> bool:
     """Add a batch. Return False, with nothing changed, if there is one with its id."""
-    if connection.execute(select(_batches.c.id).where(_batches.c.id == batch.id)).first() is not None:
-        return False
-    connection.execute(insert(_batches).values(_row({each.name: getattr(batch, each.name) for each in fields(batch)})))
-    return True
+    make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    row = _row({each.name: getattr(batch, each.name) for each in fields(batch)})
+    query = make(_batches).values(row).on_conflict_do_nothing().returning(_batches.c.id)
+    return connection.execute(query).first() is not None
 
 
 def get(connection: Connection, batch: str, principal: str | None = None) -> StoredBatch | None:
@@ -107,9 +111,38 @@ def unended(connection: Connection) -> list[StoredBatch]:
     return [_batch(row) for row in connection.execute(query).mappings()]
 
 
+def adopt(connection: Connection, owner: int) -> list[StoredBatch]:
+    """Give a server the batches that have not ended and that no server has; return them, the oldest first."""
+    free = _batches.c.status.in_(OPEN) & orphaned(_batches.c.owner)
+    query = select(_batches).where(free).order_by(_batches.c.created, _batches.c.id)
+    query = query.with_for_update(skip_locked=True, of=_batches)
+    found = [replace(_batch(row), owner=owner) for row in connection.execute(query).mappings()]
+    for batch in found:
+        connection.execute(update(_batches).where(_batches.c.id == batch.id).values(owner=owner))
+    return found
+
+
+def leave(connection: Connection, owner: int) -> None:
+    """Let any server take over the batches of one that stops."""
+    connection.execute(update(_batches).where(_batches.c.owner == owner).values(owner=None))
+
+
+def running(connection: Connection, ids: Collection[str]) -> set[str]:
+    """Return those of some batches whose lines may run."""
+    query = select(_batches.c.id).where(_batches.c.id.in_(ids), _batches.c.status.in_(("validating", "in_progress")))
+    return set(connection.execute(query).scalars()) if ids else set()
+
+
+def cancelling(connection: Connection, owner: int) -> list[str]:
+    """Return a server's batches that are to be cancelled."""
+    query = select(_batches.c.id).where(_batches.c.status == "cancelling", _batches.c.owner == owner)
+    return list(connection.execute(query).scalars())
+
+
 def change(connection: Connection, batch: str, since: Collection[Status], now: int, **values: Any) -> bool:
     """Change fields of a batch if its status is one of `since`; return whether it was. A new status is timed `now`."""
-    row = connection.execute(select(_batches).where(_batches.c.id == batch)).mappings().first()
+    query = select(_batches).where(_batches.c.id == batch).with_for_update()
+    row = connection.execute(query).mappings().first()
     if row is None or row["status"] not in since:
         return False
     status = values.get("status")

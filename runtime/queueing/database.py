@@ -1,55 +1,73 @@
-"""Open the durable queue: a folder with an SQLite database, or a PostgreSQL database. One server at a time has it.
+"""Open the durable queue: a folder with an SQLite database, for one server, or a PostgreSQL database for several.
 
-SQLite: the folder is locked (`flock`) and readable by its owner only. PostgreSQL: a session holds an advisory lock, and
-everything is written in that session; so a server that has lost the session, and with it the lock, writes nothing more.
+SQLite: the folder is locked (`flock`) and readable by its owner only.
+
+PostgreSQL: each server has a number and a lease (`servers`), which a thread renews. Every write is made in a
+transaction that first checks that the server still has its lease, and keeps it from losing that meanwhile. A server
+that has lost it writes nothing more until `rejoin`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from sqlalchemy import Connection, insert, inspect, select, text, update
+from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 
-from runtime.queueing.schema import VERSION, QueueBase, QueueRow
+from runtime.config import QUEUE_LEASE_SECONDS
+from runtime.queueing import servers
+from runtime.queueing.migrations import migrate
 from zoo.database import Database
 from zoo.errors import InputError, StoreBusy, StoreError
 from zoo.objects.locks import exclusive
 
-#: Seconds that a server waits for the one before it to let the queue go: its death may take a moment.
+_log = logging.getLogger(__name__)
+
+#: Seconds that a server waits for another one to let the queue's folder go: its death may take a moment.
 PATIENCE = 10.0
-#: Advisory lock of the server that has the queue: an arbitrary number ("zooqueue" in ASCII).
+#: How many times a lease is renewed in its time.
+_RENEWALS = 4
+#: Advisory lock of servers that open the queue: an arbitrary number ("zooqueue" in ASCII). Version 1 of the tables was
+#: for one server, which held it for its life.
 _ADVISORY_LOCK = 0x7A6F6F7175657565
-_PAUSE = 0.1
 _FILE = "queue.sqlite"
 
 
+class LeaseLost(StoreError):
+    """This server's lease was over, and what it had was given to others."""
+
+
 class QueueDatabase:
-    """The database of the queue, held by this process until `close`.
+    """The database of the queue, in which this server takes part until `close`.
 
     Args:
         target: A folder, or a URL `postgresql://…`.
-        patience: Seconds to wait for another server to let it go.
+        patience: Seconds to wait for another server to let the folder, or tables of version 1, go.
+        lease: Seconds without a renewal after which other servers take over what this one has (PostgreSQL).
 
     Attributes:
         folder: The folder; None for PostgreSQL.
+        server: This server's number, the owner of its rows.
 
     Raises:
         InputError: The target is neither, or a folder of other things.
-        StoreBusy: Another server has the queue.
-        StoreError: The database cannot be used, or its tables have another version than this software.
+        StoreBusy: Another server has the folder, or one of an older version the database.
+        StoreError: The database cannot be used, or its tables are of a newer version than this software.
     """
 
-    def __init__(self, target: str | Path, patience: float = PATIENCE) -> None:
+    def __init__(self, target: str | Path, patience: float = PATIENCE, lease: float = QUEUE_LEASE_SECONDS) -> None:
         self._stack = ExitStack()
         self._writes = threading.Lock()
         self._writer: Connection | None = None
-        self._openings = 0
+        self._heart: _Heart | None = None
+        self._lost = False
+        self.lease = lease
+        self.server = 0
         try:
             self.folder, url = _folder_and_url(target)
             if self.folder is not None:
@@ -57,8 +75,10 @@ class QueueDatabase:
             self._database = Database(url, "queue", _ADVISORY_LOCK)
             self._stack.callback(self._database.close)
             with self._database.explained():
-                self._writer = self._take_lock(patience)
-            self._open()
+                self._writer = self._database.engine.connect()
+            self._open(patience)
+            if self.shared:
+                self._heart = _Heart(self)
         except BaseException:
             self.close()
             raise
@@ -66,6 +86,16 @@ class QueueDatabase:
     @property
     def is_sqlite(self) -> bool:
         return self._database.is_sqlite
+
+    @property
+    def shared(self) -> bool:
+        """Whether other servers may take part."""
+        return not self.is_sqlite
+
+    @property
+    def lost(self) -> bool:
+        """Whether this server has lost its lease."""
+        return self._lost
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -75,11 +105,13 @@ class QueueDatabase:
 
     @contextmanager
     def writing(self, synced: bool = True) -> Iterator[Connection]:
-        """Open a writing transaction; one at a time. Any thread. Not `synced`: see `Database.writing_on`.
+        """Open a writing transaction; one at a time in this process. Any thread. Not `synced`: see
+        `Database.writing_on`.
 
-        Raises StoreError, also once another server has taken the queue over.
+        Raises StoreError: LeaseLost if this server has lost its lease.
         """
         with self._writes, self._database.writing_on(self._held(), synced) as connection:
+            self._check_lease(connection)
             yield connection
 
     @contextmanager
@@ -88,59 +120,91 @@ class QueueDatabase:
         with self._database.explained():
             yield
 
+    def renew(self) -> None:
+        """Let the lease begin anew. Blocks. Raises StoreError."""
+        with self._database.explained(), self._database.engine.begin() as connection:
+            if not servers.renew(connection, self.server, self._lease_us):
+                self._lost = True
+
+    def rejoin(self) -> None:
+        """Take part again, as a new server, after a lost lease. What the old one had must not run here any more."""
+        with self._writes, self._database.writing_on(self._held()) as connection:
+            self.server = servers.join(connection, self._lease_us)
+        self._lost = False
+
     def close(self) -> None:
-        """Let the queue go. May be called again."""
+        """End this server's part. May be called again."""
+        if self._heart is not None:
+            self._heart.stop()
+            self._heart = None
         with self._writes:
             if self._writer is not None:
+                with suppress(StoreError), self._database.writing_on(self._held()) as connection:
+                    servers.leave(connection, self.server)
                 self._writer.close()
                 self._writer = None
             self._stack.close()
 
+    @property
+    def _lease_us(self) -> int:
+        return round(self.lease * 1e6)
+
     def _held(self) -> Connection:
-        """Return the connection that holds the lock; after a break, a new one, if no server had the queue meanwhile."""
+        """Return the connection of all writes; after a break, a new one."""
         if self._writer is None:
             raise StoreError("the queue is closed")
-        if self._writer.invalidated and not self.is_sqlite:
+        if self._writer.invalidated:
             self._writer.close()
             with self._database.explained():
-                self._writer = self._take_lock(0)
-                with self._writer.begin():
-                    openings = self._writer.execute(select(QueueRow.openings)).scalar_one()
-            if openings != self._openings:
-                self._writer.close()
-                self._writer = None
-                raise StoreError("another server has taken the queue over")
+                self._writer = self._database.engine.connect()
         return self._writer
 
-    def _take_lock(self, patience: float) -> Connection:
-        """Return a new connection that holds the advisory lock, where the database has such locks."""
-        end = time.monotonic() + patience
-        connection = self._database.engine.connect()
-        try:
-            while not self.is_sqlite:
-                with connection.begin():
-                    taken = connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ADVISORY_LOCK})
-                    if taken.scalar_one():
-                        break
-                if time.monotonic() >= end:
-                    raise StoreBusy("another server has the queue")
-                time.sleep(_PAUSE)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+    def _check_lease(self, connection: Connection) -> None:
+        if not self.shared:
+            return
+        if self._lost or not servers.holds(connection, self.server):
+            self._lost = True
+            raise LeaseLost("this server's lease of the queue was over, and others have taken its requests over")
 
-    def _open(self) -> None:
-        """Make the tables, or check their version; count this opening."""
-        with self.writing() as connection:
-            if not inspect(connection).has_table(QueueRow.__tablename__):
-                QueueBase.metadata.create_all(connection, checkfirst=False)
-                connection.execute(insert(QueueRow).values(id=1, version=VERSION, openings=0))
-            version = connection.execute(select(QueueRow.version)).scalar()
-            if version != VERSION:
-                raise StoreError(f"the queue has version {version} of its tables; this software needs {VERSION}")
-            connection.execute(update(QueueRow).values(openings=QueueRow.openings + 1))
-            self._openings = connection.execute(select(QueueRow.openings)).scalar_one()
+    def _open(self, patience: float) -> None:
+        """Make or migrate the tables, and join."""
+        with self._writes, self._database.writing_on(self._held()) as connection:
+            if self.shared:
+                self._lock_opening(connection, patience)
+            migrate(connection)
+            if not self.shared:
+                servers.bury_all(connection)
+            self.server = servers.join(connection, self._lease_us)
+
+    def _lock_opening(self, connection: Connection, patience: float) -> None:
+        """Wait for other servers that open the queue, and for one of version 1, which holds this lock for its life."""
+        connection.execute(text(f"SET LOCAL lock_timeout = {max(1, round(patience * 1000))}"))
+        try:
+            with self._database.explained():
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        except StoreBusy:
+            raise StoreBusy("another server has the queue, one of an older version") from None
+
+
+class _Heart:
+    """The thread that renews a server's lease."""
+
+    def __init__(self, database: QueueDatabase) -> None:
+        self._database = database
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="zoo-lease", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._database.lease / _RENEWALS):
+            try:
+                self._database.renew()
+            except StoreError as error:
+                _log.warning("the lease of the queue could not be renewed: %s", error)
 
 
 def _folder_and_url(target: str | Path) -> tuple[Path | None, str]:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, sele
 
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.schema import BatchRow, FileChunkRow, FileRow
+from runtime.queueing.servers import orphaned
 
 #: Bytes of a chunk; the last one of a file may be shorter.
 CHUNK = 1 << 20
@@ -30,6 +31,7 @@ class StoredFile:
         principal: Digest of the API key that it belongs to; "" where the server has none.
         nbytes: Its size; of an incomplete file, what has been written.
         created, expires: Nanoseconds of the wall clock; a file that does not expire has None.
+        owner: Number of the server that writes it.
     """
 
     id: str
@@ -40,6 +42,7 @@ class StoredFile:
     expires: int | None = None
     nbytes: int = 0
     complete: bool = False
+    owner: int | None = None
 
 
 def create(connection: Connection, file: StoredFile) -> None:
@@ -56,10 +59,10 @@ def append(connection: Connection, file: str, number: int, data: bytes) -> None:
     connection.execute(update(_files).where(own).values(nbytes=_files.c.nbytes + len(data)))
 
 
-def complete(connection: Connection, file: str, name: str, expires: int | None) -> None:
-    """Make a file visible, under a name and until a time."""
+def complete(connection: Connection, file: str, name: str, expires: int | None) -> bool:
+    """Make a file visible, under a name and until a time. Return False if it is gone."""
     values = {"complete": True, "name": name, "expires": expires}
-    connection.execute(update(_files).where(_files.c.id == file).values(values))
+    return connection.execute(update(_files).where(_files.c.id == file).values(values)).rowcount == 1
 
 
 def get(connection: Connection, principal: str, file: str) -> StoredFile | None:
@@ -111,8 +114,9 @@ def expired(connection: Connection, now: int) -> list[str]:
 
 
 def incomplete(connection: Connection) -> list[str]:
-    """Return the files that are not complete: at a start, what dead writers left."""
-    return list(connection.execute(select(_files.c.id).where(~_files.c.complete)).scalars())
+    """Return the files that are not complete and that no server writes: what dead writers left."""
+    query = select(_files.c.id).where(~_files.c.complete & orphaned(_files.c.owner))
+    return list(connection.execute(query).scalars())
 
 
 def read(connection: Connection, file: str, offset: int, length: int) -> bytes:

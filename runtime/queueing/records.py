@@ -12,7 +12,7 @@ from runtime.types import FinishReason, Logprob, PromptLogprobs, TokenEvent
 
 Kind = Literal["completion", "chat"]
 
-#: `queued`: waits. `running`: a server runs it. The rest are ends: answered, refused or failed, aborted by its
+#: `queued`: waits. `running`: a server has claimed it. The rest are ends: answered, refused or failed, aborted by its
 #: client, and given up because servers died with it (a dead letter).
 State = Literal["queued", "running", "done", "failed", "cancelled", "dead"]
 
@@ -42,7 +42,8 @@ class DurableRequest:
         created, deadline, ended: Nanoseconds of the wall clock, which a restart does not reset.
         model, version: Full name and version of the model it started on; "" before that.
         batch, line: The batch that it is a line of.
-        attempts: Times it was started since it last made progress (`requests.append`).
+        attempts: Times it was begun since it last made progress (`requests.append`).
+        owner: Number of the server that has it; None for no server.
         status: HTTP status of its answer, once ended.
     """
 
@@ -63,6 +64,7 @@ class DurableRequest:
     line: int | None = None
     state: State = "queued"
     attempts: int = 0
+    owner: int | None = None
     ended: int | None = None
     status: int | None = None
 

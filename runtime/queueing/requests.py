@@ -1,15 +1,17 @@
 """The queries of the durable queue. Each works in the transaction that it is given (`QueueDatabase`, `Journal.write`).
 
-    put (queued | running) -> claim -> append ... -> finish -> expire
+    put (queued | running) -> claim -> begin -> append ... -> finish -> expire
                                   \\-> release -> claim ...
 
-A request ends once: `finish` of one that has ended changes nothing. Events of ended requests are dropped with the end.
+`owner` is the number of the server that has a request (`servers`): the one that accepted it, or that claimed it. What
+no living server has is taken over. A request ends once: `finish` of one that has ended changes nothing. Events of ended
+requests are dropped with the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 import zstandard
@@ -17,15 +19,30 @@ from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, null
 
 from runtime.queueing.records import ENDED, DurableRequest, FileRange, State, StoredAnswer
 from runtime.queueing.schema import EventRow, RequestRow
+from runtime.queueing.servers import orphaned
 
-#: Starts without progress after which a request is given up.
+#: Attempts without progress after which a request is given up.
 MOST_ATTEMPTS = 3
 
 _requests, _events = cast(Table, RequestRow.__table__), cast(Table, EventRow.__table__)
-_COLUMNS = [column for column in _requests.columns if column.name not in ("progress", "answer", "stream")]
+_COLUMNS = [column for column in _requests.columns if column.name not in ("begun", "progress", "answer", "stream")]
 #: The same without bodies, which may be large.
 _HEAD = [null().label("body") if column.name == "body" else column for column in _COLUMNS]
 _UNENDED: tuple[State, ...] = ("queued", "running")
+#: The order in which requests run.
+_ORDER = (_requests.c.priority, _requests.c.created, _requests.c.line, _requests.c.id)
+#: Ids in one statement; databases bound their number.
+_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What another server has written of a request: its state, whether a server has it, and its events so far."""
+
+    state: State
+    owner: int | None
+    owned: bool
+    events: list[bytes]
 
 
 def put(connection: Connection, requests: Iterable[DurableRequest]) -> None:
@@ -70,61 +87,80 @@ def unfinished(connection: Connection, batches: bool | None = None) -> list[Dura
     query = select(*_HEAD).where(_requests.c.state.in_(_UNENDED))
     if batches is not None:
         query = query.where(_requests.c.batch.is_not(None) if batches else _requests.c.batch.is_(None))
-    query = query.order_by(_requests.c.priority, _requests.c.created, _requests.c.line, _requests.c.id)
+    query = query.order_by(*_ORDER)
     return [_request(row) for row in connection.execute(query).mappings()]
 
 
 def recover(connection: Connection, given: StoredAnswer, now: int) -> list[str]:
-    """Queue the requests that a server left running when it died; return the ids of those that are given up instead.
+    """Queue the requests that servers left running when they died; return the ids of those that are given up instead.
 
     A request is given up, with the answer `given`, once `MOST_ATTEMPTS` servers died with it in a row before it made
-    any progress.
+    any progress. A claim that had not begun is no attempt.
     """
+    lost = (_requests.c.state == "running") & orphaned(_requests.c.owner)
     further = select(_events.c.ordinal).where(
         _events.c.request == _requests.c.id, _events.c.ordinal > _requests.c.progress
     )
-    progressed = (_requests.c.state == "running") & further.exists()
-    connection.execute(update(_requests).where(progressed).values(attempts=0))
-    gone = (_requests.c.state == "running") & (_requests.c.attempts >= MOST_ATTEMPTS)
+    connection.execute(update(_requests).where(lost & further.exists()).values(attempts=0))
+    gone = lost & (_requests.c.attempts >= MOST_ATTEMPTS)
     dead = list(connection.execute(select(_requests.c.id).where(gone)).scalars())
     for request in dead:
         finish(connection, request, "dead", given, now)
-    connection.execute(update(_requests).where(_requests.c.state == "running").values(state="queued"))
+    connection.execute(update(_requests).where(lost).values(state="queued", owner=None, begun=False))
     return dead
+
+
+def adopt(connection: Connection, owner: int) -> list[DurableRequest]:
+    """Give a server the queued requests that no server has, but for lines of batches; return them without bodies."""
+    free = (_requests.c.state == "queued") & _requests.c.batch.is_(None) & orphaned(_requests.c.owner)
+    query = select(*_HEAD).where(free).order_by(*_ORDER).with_for_update(skip_locked=True, of=_requests)
+    found = [replace(_request(row), owner=owner) for row in connection.execute(query).mappings()]
+    for at in range(0, len(found), _AT_ONCE):
+        ids = [request.id for request in found[at : at + _AT_ONCE]]
+        connection.execute(update(_requests).where(_requests.c.id.in_(ids)).values(owner=owner))
+    return found
 
 
 def claim(
     connection: Connection,
     *,
+    owner: int,
     ids: Collection[str] | None = None,
     batch: str | None = None,
     limit: int | None = None,
 ) -> list[DurableRequest]:
-    """Return queued requests, the first to run first, which are running from now on, one attempt more.
+    """Return queued requests that no other server has, the first to run first: `owner` runs them from now on.
 
     Args:
         ids: Only these.
         batch: Only lines of this batch.
         limit: At most so many.
     """
-    query = select(*_COLUMNS).where(_requests.c.state == "queued")
+    free = (_requests.c.state == "queued") & ((_requests.c.owner == owner) | orphaned(_requests.c.owner))
+    query = select(*_COLUMNS).where(free)
     if ids is not None:
         query = query.where(_requests.c.id.in_(ids))
     if batch is not None:
         query = query.where(_requests.c.batch == batch)
-    query = query.order_by(_requests.c.priority, _requests.c.created, _requests.c.line, _requests.c.id).limit(limit)
+    query = query.order_by(*_ORDER).limit(limit).with_for_update(skip_locked=True, of=_requests)
     claimed = [_request(row) for row in connection.execute(query).mappings()]
     if claimed:
         mine = _requests.c.id.in_([request.id for request in claimed])
-        latest = select(func.coalesce(func.max(_events.c.ordinal), -1)).where(_events.c.request == _requests.c.id)
-        values = {"state": "running", "attempts": _requests.c.attempts + 1, "progress": latest.scalar_subquery()}
-        connection.execute(update(_requests).where(mine).values(values))
-    return [replace(request, state="running", attempts=request.attempts + 1) for request in claimed]
+        connection.execute(update(_requests).where(mine).values(state="running", owner=owner, begun=False))
+    return [replace(request, state="running", owner=owner) for request in claimed]
 
 
-def started(connection: Connection, request: str, model: str, version: str) -> None:
-    """Record the model that a running request has started on."""
-    connection.execute(update(_requests).where(_requests.c.id == request).values(model=model, version=version))
+def begin(connection: Connection, request: str, model: str, version: str) -> None:
+    """Record that a claimed request begins now, on a model: one attempt more."""
+    latest = select(func.coalesce(func.max(_events.c.ordinal), -1)).where(_events.c.request == request)
+    values = {
+        "model": model,
+        "version": version,
+        "begun": True,
+        "attempts": _requests.c.attempts + 1,
+        "progress": latest.scalar_subquery(),
+    }
+    connection.execute(update(_requests).where(_requests.c.id == request).values(values))
 
 
 def append(connection: Connection, rows: Sequence[tuple[str, int, bytes]]) -> None:
@@ -156,13 +192,38 @@ def finish(connection: Connection, request: str, state: State, given: StoredAnsw
     return done
 
 
-def release(connection: Connection, ids: Collection[str] | None = None) -> None:
-    """Queue running requests again that the server has put down unharmed: the attempt does not count. None: all."""
-    query = update(_requests).where(_requests.c.state == "running")
+def release(connection: Connection, owner: int, ids: Collection[str] | None = None, leave: bool = True) -> None:
+    """Queue requests again that a server has put down unharmed: the attempt does not count.
+
+    Args:
+        ids: Only these; None: all that the server has.
+        leave: Any server may take them over; else the server keeps them.
+    """
+    mine = (_requests.c.owner == owner) & _requests.c.state.in_(_UNENDED)
     if ids is not None:
-        query = query.where(_requests.c.id.in_(ids))
-    fewer = func.max if connection.dialect.name == "sqlite" else func.greatest
-    connection.execute(query.values(state="queued", attempts=fewer(_requests.c.attempts - 1, 0)))
+        mine &= _requests.c.id.in_(ids)
+    begun = (_requests.c.state == "running") & _requests.c.begun & (_requests.c.attempts > 0)
+    connection.execute(update(_requests).where(mine & begun).values(attempts=_requests.c.attempts - 1))
+    connection.execute(
+        update(_requests).where(mine).values(state="queued", begun=False, owner=None if leave else owner)
+    )
+
+
+def watched(connection: Connection, request: str, behind: int) -> Watched | None:
+    """Return how a request is getting on, with its events of numbers above `behind`; None if there is no such one."""
+    columns = select(_requests.c.state, _requests.c.owner, orphaned(_requests.c.owner).label("orphaned"))
+    row = connection.execute(columns.where(_requests.c.id == request)).first()
+    if row is None:
+        return None
+    query = select(_events.c.events).where(_events.c.request == request, _events.c.ordinal > behind)
+    events = list(connection.execute(query.order_by(_events.c.ordinal)).scalars())
+    return Watched(row.state, row.owner, not row.orphaned, events)
+
+
+def ended_of(connection: Connection, ids: Collection[str]) -> list[str]:
+    """Return those of some requests that have ended."""
+    query = select(_requests.c.id).where(_requests.c.id.in_(ids), _requests.c.state.in_(ENDED))
+    return list(connection.execute(query).scalars())
 
 
 def counts(connection: Connection, batch: str | None = None) -> dict[str, int]:
@@ -183,7 +244,7 @@ def _row(request: DurableRequest) -> dict[str, object]:
     row = {each.name: getattr(request, each.name) for each in fields(request)}
     source: FileRange | None = row.pop("source")
     file, offset, length = (None,) * 3 if source is None else (source.file, source.offset, source.length)
-    return row | {"file": file, "offset": offset, "length": length, "progress": -1}
+    return row | {"file": file, "offset": offset, "length": length, "progress": -1, "begun": request.attempts > 0}
 
 
 def _request(row: RowMapping) -> DurableRequest:

@@ -1,6 +1,7 @@
 """The tables of the durable queue. Times are nanoseconds of the wall clock.
 
-`VERSION` changes with the tables; a database of another version is refused (`database.QueueDatabase`).
+`VERSION` changes with the tables; a database of an older version is migrated (`migrations`), one of a newer refused.
+`owner` columns: number of the server that has the row; None for no server.
 """
 
 from __future__ import annotations
@@ -12,27 +13,21 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     String,
     Text,
     UniqueConstraint,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-VERSION = 1
+from zoo.tables import named_constraints
+
+VERSION = 2
 
 
 class QueueBase(DeclarativeBase):
     """Base of all tables of the queue."""
 
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
+    metadata = named_constraints()
 
 
 class QueueRow(QueueBase):
@@ -44,11 +39,24 @@ class QueueRow(QueueBase):
     openings: Mapped[int] = mapped_column(BigInteger)
 
 
+class ServerRow(QueueBase):
+    """A server that takes part (`servers`). Its number is that of its opening: no two lives of servers have the same.
+
+    Columns:
+        expires: Microseconds of the database's clock at which its lease ends, unless it is renewed.
+    """
+
+    __tablename__ = "queue_servers"
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    expires: Mapped[int] = mapped_column(BigInteger)
+
+
 class RequestRow(QueueBase):
     """A request, as `records.DurableRequest`.
 
     Columns:
-        progress: Number of its latest events when it was started last, -1 for none.
+        begun: Since it was claimed last, its sequences were opened in the scheduler.
+        progress: Number of its latest events when they were opened last, -1 for none.
         answer, stream: Compressed (zstd).
     """
 
@@ -78,6 +86,8 @@ class RequestRow(QueueBase):
     line: Mapped[int | None] = mapped_column(BigInteger)
     state: Mapped[str] = mapped_column(String(16))
     attempts: Mapped[int] = mapped_column(Integer)
+    owner: Mapped[int | None] = mapped_column(BigInteger)
+    begun: Mapped[bool] = mapped_column(Boolean)
     progress: Mapped[int] = mapped_column(BigInteger)
     ended: Mapped[int | None] = mapped_column(BigInteger)
     status: Mapped[int | None] = mapped_column(Integer)
@@ -108,6 +118,7 @@ class FileRow(QueueBase):
     expires: Mapped[int | None] = mapped_column(BigInteger)
     nbytes: Mapped[int] = mapped_column(BigInteger)
     complete: Mapped[bool] = mapped_column(Boolean)
+    owner: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class FileChunkRow(QueueBase):
@@ -141,4 +152,5 @@ class BatchRow(QueueBase):
     completed: Mapped[int] = mapped_column(Integer)
     failed: Mapped[int] = mapped_column(Integer)
     becomes: Mapped[str] = mapped_column(String(16))
+    owner: Mapped[int | None] = mapped_column(BigInteger)
     ended: Mapped[int | None] = mapped_column(BigInteger)

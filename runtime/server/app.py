@@ -26,6 +26,7 @@ from runtime.server.context import Service, make_service
 from runtime.server.durable.routes import durable_routes
 from runtime.server.durable.runs import DurableRuns
 from runtime.server.interfaces import Driver, ModelSource
+from runtime.server.membership import Membership
 from runtime.server.openai.responses import handle
 from runtime.server.routes import ZooRoutes
 from runtime.tracing.sink import Trace
@@ -106,7 +107,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if service.durable is not None:
             await service.durable.open()
             stack.push_async_callback(service.durable.close)
-            app.state.batches.batches = await _start_batches(service, service.durable, stack)
+            app.state.batches.batches = batches = await _start_batches(service, service.durable, stack)
+            app.state.membership = membership = Membership(service.durable.store.database, service.durable, batches)
+            membership.start()
+            stack.push_async_callback(membership.stop)
         yield
     app.state.service.workers.shutdown(wait=False, cancel_futures=True)
 
@@ -115,6 +119,7 @@ async def _park(app: FastAPI) -> None:
     service: Service = app.state.service
     batches: BatchService | None = app.state.batches.batches
     if batches is not None:
+        await app.state.membership.stop()
         await batches.stop()
     if service.durable is not None:
         await service.durable.park()

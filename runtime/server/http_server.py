@@ -6,6 +6,7 @@ calls back once it accepts connections, and parks durable requests when it stops
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Awaitable, Callable
 from types import FrameType
@@ -70,6 +71,10 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            # A full collection would look at all that the packages and the models have made, and stop every thread
+            # for some tenths of a second: leave that out from now on.
+            gc.collect()
+            gc.freeze()
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo import postgres
+from tests import postgres
 from zoo.catalog import Catalog
 from zoo.store import Store
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    binaries = postgres.find_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL is NOT tested here: no initdb and pg_ctl (Debian: apt-get install postgresql)")
-    with postgres.cluster(binaries) as url:
-        yield url
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])

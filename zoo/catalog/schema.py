@@ -14,24 +14,19 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, Double, ForeignKey, ForeignKeyConstraint, Integer, MetaData, String, Text
+from sqlalchemy import BigInteger, Double, ForeignKey, ForeignKeyConstraint, Integer, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from zoo.tables import named_constraints
 
 #: Length of a digest in hex.
 DIGEST = 64
 
 
 class Base(DeclarativeBase):
-    """Base of all tables. Constraints get predictable names, so that later migrations can refer to them."""
+    """Base of all tables."""
 
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
+    metadata = named_constraints()
 
 
 class Setting(Base):

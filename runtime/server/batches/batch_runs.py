@@ -13,6 +13,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,9 +23,10 @@ from starlette.concurrency import run_in_threadpool
 from runtime.queueing import batches
 from runtime.queueing.batches import Status, StoredBatch
 from runtime.queueing.database import QueueDatabase
+from runtime.queueing.intake import Intake
 from runtime.queueing.journal import Journal
+from runtime.queueing.records import ENDED, DurableRequest
 from runtime.server.batches.feeding import LineFeeder
-from runtime.server.batches.file_store import FileLimits
 from runtime.server.batches.intake import StoppedEarly, refuse, take_in
 from runtime.server.batches.lines import LineError
 from runtime.server.batches.results import drop_left_lines, write_results
@@ -35,6 +37,8 @@ _log = logging.getLogger("blockzoo.batches")
 
 #: Seconds until something is tried again that the store failed on.
 _RETRY = 1.0
+#: Seconds between two looks whether all lines have ended that a broker gives to servers.
+_LOOK = 0.5
 _DEFECT = LineError("server_error", "the server failed on this file")
 _FED: tuple[Status, ...] = ("in_progress",)
 
@@ -51,13 +55,18 @@ class BatchRuns:
     """Run batches. Belongs to one event loop."""
 
     def __init__(
-        self, service: Service, database: QueueDatabase, journal: Journal, feeder: LineFeeder, limits: FileLimits
+        self,
+        service: Service,
+        database: QueueDatabase,
+        journal: Journal,
+        feeder: LineFeeder,
+        broker: Intake | None = None,
     ) -> None:
+        self._broker = broker
         self._service = service
         self._database = database
         self._journal = journal
         self._feeder = feeder
-        self._limits = limits
         self._live: dict[str, _LiveBatch] = {}
         #: Files are checked one after the other, and so are results written.
         self._checking, self._writing = asyncio.Lock(), asyncio.Lock()
@@ -67,15 +76,24 @@ class BatchRuns:
         return len(self._live)
 
     async def recover(self) -> None:
-        """Go on with all batches that the store has."""
+        """Go on with the batches that servers have left that died or stopped."""
+        self._stopping.clear()
+        await run_in_threadpool(drop_left_lines, self._database)
+        await self.take_over()
 
-        def work() -> list[StoredBatch]:
-            drop_left_lines(self._database)
-            with self._database.reading() as connection:
-                return batches.unended(connection)
+    async def take_over(self) -> None:
+        """Begin the batches that no server has, and cancel those of this one that a client of another one cancelled."""
+        owner = self._database.server
 
-        for batch in await run_in_threadpool(work):
-            self.begin(batch)
+        def work(connection: Connection) -> tuple[list[StoredBatch], list[str]]:
+            return batches.adopt(connection, owner), batches.cancelling(connection, owner)
+
+        adopted, cancelled = await self._journal.write(work)
+        for batch in adopted:
+            if batch.id not in self._live:
+                self.begin(batch)
+        for name in cancelled:
+            self.cancel(name)
 
     def begin(self, batch: StoredBatch) -> None:
         """Start the task of a batch."""
@@ -88,15 +106,18 @@ class BatchRuns:
             live.cancelled.set()
 
     async def stop(self) -> None:
-        """Stop all lines; another server goes on with them."""
+        """Stop all lines, and leave all batches to other servers."""
         self._stopping.set()
         live = dict(self._live)
         tasks = [each.task for each in live.values() if each.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._live.clear()
         for batch in live:
             await self._feeder.put_down(batch)
+        if live:
+            await self._journal.write(partial(batches.leave, owner=self._database.server))
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
@@ -115,7 +136,7 @@ class BatchRuns:
                 await asyncio.sleep(_RETRY)
             found = await self._stored(batch)
             if found is None or found.status not in batches.OPEN:
-                del self._live[batch.id]
+                self._live.pop(batch.id, None)
                 return
             batch = found
 
@@ -123,7 +144,8 @@ class BatchRuns:
         if batch.status == "validating":
             async with self._checking:
                 try:
-                    await run_in_threadpool(take_in, self._service, self._database, batch, self._stopping)
+                    put = None if self._broker is None else self._put_from_thread(self._broker)
+                    await run_in_threadpool(take_in, self._service, self._database, batch, self._stopping, put)
                 except (StoreError, StoppedEarly):
                     raise
                 except Exception:
@@ -136,12 +158,14 @@ class BatchRuns:
                 await self._journal.write(partial(_finalize, batch=batch.id, becomes=becomes))
         else:
             async with self._writing:
-                keep, most = self._limits.keep_seconds, self._service.config.max_body_bytes
+                keep, most = self._service.config.batches.keep_seconds, self._service.config.max_body_bytes
                 await run_in_threadpool(write_results, self._database, batch, most, keep, self._stopping)
 
     async def _feed(self, batch: StoredBatch, live: _LiveBatch) -> Status | None:
         """Run the lines of a batch; return the status that it comes to, None if the store says what is next."""
-        feeding = asyncio.create_task(self._feeder.feed(batch.id))
+        feeding = asyncio.create_task(
+            self._feeder.feed(batch.id) if self._broker is None else self._lines_elsewhere(batch)
+        )
         cancelled = asyncio.create_task(live.cancelled.wait())
         try:
             # The wall clock may be set meanwhile: look at it again now and then.
@@ -166,12 +190,26 @@ class BatchRuns:
         await asyncio.sleep(_RETRY)
         return None
 
+    async def _lines_elsewhere(self, batch: StoredBatch) -> None:
+        """Wait until all lines of a batch have ended, which come to servers by the broker."""
+        while await self._is_unfinished(batch):
+            await asyncio.sleep(_LOOK)
+
+    def _put_from_thread(self, broker: Intake) -> Callable[[list[DurableRequest]], None]:
+        loop = asyncio.get_running_loop()
+
+        def put(lines: list[DurableRequest]) -> None:
+            asyncio.run_coroutine_threadsafe(broker.put(lines), loop).result()
+
+        return put
+
     async def _is_unfinished(self, batch: StoredBatch) -> bool:
         """Return whether lines of a batch have not ended."""
 
         def work() -> bool:
             with self._database.reading() as connection:
-                return not batches.line_counts(connection, batch.id).keys().isdisjoint(("queued", "running"))
+                counts = batches.line_counts(connection, batch.id)
+                return sum(counts.get(state, 0) for state in ENDED) < batch.total
 
         return await run_in_threadpool(work)
 

@@ -17,20 +17,19 @@ from sqlalchemy import Connection
 from runtime.frontend.errors import RequestError, overloaded
 from runtime.queueing import batches, files
 from runtime.queueing.batches import Status, StoredBatch
+from runtime.queueing.broker import LINES, RabbitIntake
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
 from runtime.server.batches.batch_runs import BatchRuns
 from runtime.server.batches.documents import SECOND, derived
 from runtime.server.batches.feeding import LineFeeder, LineRuns
-from runtime.server.batches.file_store import FileLimits, FileStore, no_file
+from runtime.server.batches.file_store import FileStore, no_file
 from runtime.server.batches.lines import ENDPOINTS
 from runtime.server.context import Service
 from zoo.errors import StoreError
 
 _log = logging.getLogger("blockzoo.batches")
 
-#: Batches that have not ended, of all principals.
-MOST_UNENDED = 1000
 #: Seconds between two looks for expired files and batches.
 _TIDY = 600.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -96,28 +95,43 @@ class BatchService:
         runs: LineRuns,
         seats: int,
         busy: Callable[[], bool],
-        limits: FileLimits | None = None,
     ) -> None:
-        limits = limits or FileLimits()
+        limits = service.config.batches
         self._journal = journal
         self._database = database
         self.files = FileStore(database, journal, limits)
-        self.feeder = LineFeeder(database, journal, runs, seats, busy)
-        self.runs = BatchRuns(service, database, journal, self.feeder, limits)
+        url = service.config.broker
+        self._broker = None if url is None else RabbitIntake(url, LINES, journal, 2 * seats)
+        self.feeder = LineFeeder(database, journal, runs, seats, busy, self._broker)
+        self.runs = BatchRuns(service, database, journal, self.feeder, self._broker)
+        self._feeding: asyncio.Task[None] | None = None
         self._limits = limits
         self._tidying: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Go on with what an earlier server has left."""
         await self.files.remove_left_over()
+        if self._broker is not None:
+            await self._broker.open()
+            self._feeding = asyncio.create_task(self.feeder.feed_broker(self._broker))
         await self.runs.recover()
         self._tidying = asyncio.create_task(self._tidy())
 
+    async def take_over(self) -> None:
+        """Go on with what servers have left since. Raises StoreError."""
+        await self.files.remove_left_over()
+        await self.runs.take_over()
+
     async def stop(self) -> None:
-        """Stop all lines; they are queued in the store."""
+        """Stop all lines; they are queued in the store. May be called again. Raises StoreError."""
         if self._tidying is not None:
             self._tidying.cancel()
+        if self._feeding is not None:
+            self._feeding.cancel()
+            await asyncio.gather(self._feeding, return_exceptions=True)
         await self.runs.stop()
+        if self._broker is not None:
+            await self._broker.close()
 
     async def create(self, principal: str, order: BatchOrder, key: str | None) -> StoredBatch:
         """Begin a batch and return it. The same key and order give the same batch.
@@ -125,7 +139,7 @@ class BatchService:
         Raises RequestError: 404 for an unknown file, 422 for a key with another order, 429 for too many batches.
         """
         file = await self.files.get(principal, order.input_file_id)
-        if len(self.runs) >= MOST_UNENDED:
+        if len(self.runs) >= self._limits.max_unended:
             raise overloaded(f"{len(self.runs)} batches have not ended. Try again later.", retry_after=60)
         now = time.time_ns()
         batch = StoredBatch(
@@ -137,6 +151,7 @@ class BatchService:
             created=now,
             deadline=now + seconds_of(order.completion_window) * SECOND,
             metadata=order.metadata,
+            owner=self._database.server,
         )
 
         def work(connection: Connection) -> StoredBatch | None:

@@ -21,6 +21,7 @@ from runtime.frontend.errors import RequestError
 from runtime.queueing import files, requests
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.files import CHUNK
+from runtime.queueing.intake import Intake, TableIntake
 from runtime.queueing.journal import Journal
 from runtime.queueing.records import DurableRequest, FileRange, StoredAnswer
 from runtime.server.batches.line_seats import LineSeats
@@ -56,11 +57,20 @@ class LineFeeder:
     Args:
         seats: Sequences that the scheduler runs at once.
         busy: Returns whether interactive requests are in the server (`LineSeats`).
+        broker: Where lines of all batches wait; None: in the tables, batch by batch.
     """
 
     def __init__(
-        self, database: QueueDatabase, journal: Journal, runs: LineRuns, seats: int, busy: Callable[[], bool]
+        self,
+        database: QueueDatabase,
+        journal: Journal,
+        runs: LineRuns,
+        seats: int,
+        busy: Callable[[], bool],
+        broker: Intake | None = None,
     ) -> None:
+        self._broker = broker
+        self._database = database
         self._journal = journal
         self._runs = runs
         self._bodies = _LineBodies(database)
@@ -80,56 +90,85 @@ class LineFeeder:
     async def feed(self, batch: str) -> None:
         """Run the lines of a batch that have not ended. Cancelled: its lines stop."""
         async with asyncio.TaskGroup() as group, self._turn:
-            while lines := await self._claim(batch):
-                for line in lines:
-                    # A task that is cancelled before it begins runs no `finally`.
-                    group.create_task(self._run(line)).add_done_callback(lambda _: self._claimed.give_back(1))
+            await self._feed_from(TableIntake(self._journal, batch), group)
+
+    async def feed_broker(self, broker: Intake) -> None:
+        """Run lines of all batches as the broker gives them, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            await self._feed_from(broker, group)
+
+    async def _feed_from(self, intake: Intake, group: asyncio.TaskGroup) -> None:
+        """Run lines until there is none."""
+        while lines := await self._claim(intake):
+            for line in lines:
+                # A task that is cancelled before it begins runs no `finally`.
+                group.create_task(self._run(line, intake)).add_done_callback(lambda _: self._claimed.give_back(1))
 
     async def put_down(self, batch: str) -> None:
         """Queue the lines of a batch again that ran when feeding was cancelled or failed."""
         lines = tuple(line for line, of in self._mine.items() if of == batch)
         if lines:
-            await self._journal.write(partial(requests.release, ids=lines))
+            await (self._broker or TableIntake(self._journal, batch)).release(lines)
         self.drop_batch(batch)
 
     def drop_batch(self, batch: str) -> None:
         """Leave the lines of a batch alone that has stopped before its end."""
         self._mine = {line: of for line, of in self._mine.items() if of != batch}
 
-    async def _claim(self, batch: str) -> Sequence[DurableRequest]:
-        """Return the next lines of a batch, once there is room for some; none at its end."""
+    async def _claim(self, intake: Intake) -> Sequence[DurableRequest]:
+        """Return the next lines, once there is room for some; none at the end."""
         await self._claimed.wait()
         free = self._claimed.take_some(_LOT)
-        claiming = asyncio.create_task(self._journal.write(partial(requests.claim, batch=batch, limit=free)))
+        claiming = asyncio.create_task(intake.claim(free))
         lines: Sequence[DurableRequest] = ()
         try:
             lines = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            self._mine |= {line.id: line.batch for line in await claiming}
+            if self._broker is not None:  # it may wait for ever; what it was given comes again
+                claiming.cancel()
+            else:
+                self._mine |= {line.id: line.batch for line in await claiming}
             raise
         finally:
             self._claimed.give_back(free - len(lines))
         self._mine |= {line.id: line.batch for line in lines}
         return lines
 
-    async def _run(self, line: DurableRequest) -> None:
-        """Run a line until it has ended in the store."""
+    async def _run(self, line: DurableRequest, intake: Intake) -> None:
+        """Run a line until it has ended in the store; then acknowledge it."""
+        await self._run_to_end(line)
+        self._mine.pop(line.id, None)
+        await intake.ack(line.id)
+
+    async def _run_to_end(self, line: DurableRequest) -> None:
         while True:
             try:
                 body = await self._bodies.body_of(line)
                 async with self._alone(line):
                     await self._runs.run(line, body, self._seats.hold_seat())
-                del self._mine[line.id]
                 return
             except StoreError as error:
                 _log.error("line %s of %s could not be run: %s", line.line, line.batch, error)
                 await asyncio.sleep(_RETRY)
+                if await self._is_gone(line):
+                    return
             except Exception:
                 _log.exception("line %s of %s failed", line.line, line.batch)
                 failed = partial(requests.finish, request=line.id, state="failed", given=_FAILED, now=time.time_ns())
                 await self._journal.write(failed)
-                del self._mine[line.id]
                 return
+
+    async def _is_gone(self, line: DurableRequest) -> bool:
+        """Return whether a line was removed with its batch, which has ended on another server."""
+
+        def work() -> bool:
+            with self._database.reading() as connection:
+                return requests.get(connection, line.id) is None
+
+        try:
+            return await run_in_threadpool(work)
+        except StoreError:
+            return False
 
     @asynccontextmanager
     async def _alone(self, line: DurableRequest) -> AsyncIterator[None]:

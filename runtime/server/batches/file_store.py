@@ -11,36 +11,29 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 
+from runtime.config import BatchLimits
 from runtime.frontend.errors import RequestError
 from runtime.queueing import files
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.files import CHUNK, StoredFile
 from runtime.queueing.journal import Journal
 from runtime.server.batches.documents import SECOND
+from zoo.errors import StoreError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class FileLimits:
-    """Bounds on files: bytes of one, bytes of all, and seconds for which one is kept."""
-
-    file_bytes: int = 200 << 20
-    total_bytes: int = 16 << 30
-    keep_seconds: int = 30 * 86400
 
 
 class FileStore:
     """The files of all principals."""
 
-    def __init__(self, database: QueueDatabase, journal: Journal, limits: FileLimits) -> None:
+    def __init__(self, database: QueueDatabase, journal: Journal, limits: BatchLimits) -> None:
         self._database = database
         self._journal = journal
         self.limits = limits
@@ -58,6 +51,7 @@ class FileStore:
     async def writing(self, principal: str, purpose: str) -> AsyncIterator[FileUpload]:
         """Write a new file; it is removed again unless `FileUpload.complete` is called. Raises StoreError."""
         file = StoredFile(f"file-{uuid.uuid4().hex}", principal, "", purpose, time.time_ns())
+        file = replace(file, owner=self._database.server)
         await self._journal.write(partial(files.create, file=file))
         upload = FileUpload(self._journal, file, self.limits)
         try:
@@ -106,7 +100,7 @@ class FileStore:
         return files.chunks(self._database, file)
 
     async def remove_left_over(self) -> None:
-        """Remove what writers that are gone had written. Called once, before any upload."""
+        """Remove what writers that are gone had written."""
         for file in await self.read(files.incomplete):
             await self._journal.write(partial(files.remove, file=file))
 
@@ -120,7 +114,7 @@ class FileStore:
 class FileUpload:
     """A file that is being written."""
 
-    def __init__(self, journal: Journal, file: StoredFile, limits: FileLimits) -> None:
+    def __init__(self, journal: Journal, file: StoredFile, limits: BatchLimits) -> None:
         self._journal = journal
         self._limits = limits
         self._held = bytearray()
@@ -147,7 +141,8 @@ class FileUpload:
         keep = self._limits.keep_seconds if keep_seconds is None else keep_seconds
         self.file = replace(self.file, name=name, expires=self.file.created + keep * SECOND, complete=True)
         file = self.file
-        await self._journal.write(lambda connection: files.complete(connection, file.id, file.name, file.expires))
+        if not await self._journal.write(lambda it: files.complete(it, file.id, file.name, file.expires)):
+            raise StoreError("the file was removed while it was written: this server's part in the queue had ended")
         self.completed = True
         return file
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -44,7 +44,7 @@ def check_file(service: Service, database: QueueDatabase, batch: StoredBatch, st
         with suppress(NotServedYet):  # loaded once a line of it runs
             model_for(service, body)
 
-    check = LineCheck(batch.endpoint, service.config.max_body_bytes, served)
+    check = LineCheck(batch.endpoint, service.config.max_body_bytes, service.config.batches.max_lines, served)
     for count, line in enumerate(split_lines(chunks(database, batch.input_file), service.config.max_body_bytes), 1):
         check.add(*line)
         if count % _PAUSE_LINES == 0:
@@ -61,11 +61,17 @@ def pause(stopping: threading.Event, seconds: float = 0.0) -> None:
         raise StoppedEarly
 
 
-def take_in(service: Service, database: QueueDatabase, batch: StoredBatch, stopping: threading.Event) -> bool:
+def take_in(
+    service: Service,
+    database: QueueDatabase,
+    batch: StoredBatch,
+    stopping: threading.Event,
+    put: Callable[[list[DurableRequest]], None] | None = None,
+) -> bool:
     """Check a batch that is being validated, and queue its lines; it is `in_progress` then, or `failed`.
 
-    May be repeated after a restart. Returns whether it is in progress: not if it was cancelled meanwhile. Raises
-    StoppedEarly.
+    `put` gives lines to a broker; None: they are written to the tables. May be repeated after a restart. Returns
+    whether it is in progress: not if it was cancelled meanwhile. Raises StoppedEarly.
     """
     check = check_file(service, database, batch, stopping)
     errors = check.result()
@@ -73,6 +79,9 @@ def take_in(service: Service, database: QueueDatabase, batch: StoredBatch, stopp
         return refuse(database, batch, errors)
     lines = _requests(batch, check.tasks())
     while lot := list(islice(lines, _LOT)):
+        if put is not None:
+            put(lot)
+            continue
         with database.writing(synced=False) as connection:
             batches.add_lines(connection, lot)
         pause(stopping, 0.001)  # the journal may write between two lots

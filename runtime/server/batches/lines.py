@@ -17,7 +17,6 @@ from blake3 import blake3
 from runtime.frontend.errors import RequestError
 from runtime.frontend.schemas import ChatBody, CompletionBody, parse
 
-MOST_LINES = 50_000
 MOST_CUSTOM_ID = 512
 #: Errors that are reported; one is enough to refuse a file.
 MOST_ERRORS = 100
@@ -103,12 +102,14 @@ class LineCheck:
     Args:
         endpoint: The route of every line, one of `ENDPOINTS`.
         limit: Bytes of a body.
+        lines: Lines of the file.
         check_body: Raises RequestError for a body that this server cannot run: its model is not served.
     """
 
-    def __init__(self, endpoint: str, limit: int, check_body: Callable[[Body], object]) -> None:
+    def __init__(self, endpoint: str, limit: int, lines: int, check_body: Callable[[Body], object]) -> None:
         self._endpoint = endpoint
         self._limit = limit
+        self._most = lines
         self._check_body = check_body
         self._seen: set[bytes] = set()
         self._columns = array("q")
@@ -129,8 +130,8 @@ class LineCheck:
             raw = bytes(found.body)
             # An equal text before the body is as good: a range is read for its bytes.
             self._columns.extend((number, offset + line.find(raw), len(raw), self._checked(found, raw)))
-            if len(self) > MOST_LINES:
-                raise RequestError(f"a batch has at most {MOST_LINES} lines", code="too_many_lines")
+            if len(self) > self._most:
+                raise RequestError(f"a batch has at most {self._most} lines", code="too_many_lines")
         except RequestError as error:
             if not self.full:
                 self.errors.append(LineError(error.code or "invalid_request", str(error), number, error.param))

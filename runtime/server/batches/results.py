@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.queueing import batches, files
 from runtime.queueing.batches import LineAnswer, StoredBatch
@@ -39,6 +39,7 @@ class _ResultFile:
         self._database = database
         self.expires = now + keep_seconds * SECOND
         self.file = StoredFile(derived("file-", batch.id, kind), batch.principal, name, "batch_output", now)
+        self.file = replace(self.file, owner=database.server)
         self._held = bytearray()
         self._number = 0
         self.begun = False

@@ -95,17 +95,21 @@ class Execution:
     ) -> tuple[StoredAnswer, list[Chunk]]:
         """Return the answer, and the chunks of its end."""
         past: list[TokenEvent] = []
+        stored = prepared is None
         if prepared is None:
             past = await self._store.events(request.id)
             arrival = arrival_of(request, time.monotonic_ns(), time.time_ns())
             receipt = Receipt(request.id, request.created // 10**9, arrival, request.seed)
             prepared = await prepare_served(self._service, BODIES[request.kind], request.body or b"", receipt)
-            await self._check_version(request, prepared, bool(past))
+            _check_version(request, prepared, bool(past))
         transcript = Transcript(prepared)
         if past:
             run.publish((await self._service.in_worker(partial(transcript.add_events, past))).chunks)
         meter = Meter(self._service.metrics.get_model(prepared.generation.model.name), prepared, resumed=bool(past))
         async with seat or nullcontext(), aclosing(self._steps(request, prepared, transcript, meter)) as steps:
+            if stored:  # waiting for the seat is no attempt
+                model = prepared.generation.model
+                await self._store.begin(request.id, model.name, model.chain)
             async for first, added in steps:
                 await self._store.append(run.id, first, added.events)
                 run.publish(added.chunks)
@@ -113,16 +117,6 @@ class Execution:
         document = await self._service.in_worker(transcript.document)
         stream = joined([*run.published, *ending]) if prepared.generation.stream else None
         return StoredAnswer(200, document, stream), ending
-
-    async def _check_version(self, request: DurableRequest, prepared: Prepared, begun: bool) -> None:
-        """Record the model that a request runs on. Raises RequestError if another one has produced tokens of it."""
-        model = prepared.generation.model
-        if request.version == model.chain and request.model == model.name:
-            return
-        if begun:
-            message = f"The model {request.model} has changed since this answer was begun."
-            raise RequestError(message, status=409, param="model", code="model_changed")
-        await self._store.start(request.id, model.name, model.chain)
 
     async def _open(self, sequences: Sequence[SequenceRequest]) -> EventStream:
         """Open sequences, once those of the same names have ended that this server has just put down."""
@@ -165,6 +159,14 @@ class Execution:
                         return
         finally:
             meter.abort_unfinished()
+
+
+def _check_version(request: DurableRequest, prepared: Prepared, begun: bool) -> None:
+    """Raise RequestError 409 if another model than the present one has produced tokens of a request."""
+    model = prepared.generation.model
+    if begun and (request.version, request.model) != (model.chain, model.name):
+        message = f"The model {request.model} has changed since this answer was begun."
+        raise RequestError(message, status=409, param="model", code="model_changed")
 
 
 def arrival_of(request: DurableRequest, monotonic: int, wall: int) -> int:

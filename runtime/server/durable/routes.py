@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -94,8 +95,13 @@ class RequestEvents:
             return
 
     async def _at_rest(self, found: DurableRequest) -> DurableRun:
-        """Return a run with the answer of a request that does not run here. Raises RequestError if it has none."""
+        """Return a run of a request that does not run here: with its answer, else one that follows or resumes it.
+
+        Raises RequestError for a line of a batch that has not ended.
+        """
         answer = await self._durable.store.answer(found.id)
+        if answer is None and found.batch is None and not self._durable.parking:
+            return self._durable.find(found.id) or self._durable.start(replace(found, state="queued", body=None))
         if answer is None:
             raise RequestError("The request does not run now.", status=409, code="request_not_running")
         run = DurableRun(found.id, found.principal, found.digest)

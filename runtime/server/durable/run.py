@@ -18,6 +18,8 @@ class DurableRun:
         answer: The stored answer, once ended.
         error: Why this server has put the request down without an answer.
         task: The task that runs it.
+        delivered: Set once the broker has given the request to this server.
+        elsewhere: Another server runs it, and the task reads what that one writes.
     """
 
     def __init__(self, id: str, principal: str, digest: bytes) -> None:
@@ -27,6 +29,8 @@ class DurableRun:
         self.answer: StoredAnswer | None = None
         self.error: Exception | None = None
         self.task: asyncio.Task[None] | None = None
+        self.delivered = asyncio.Event()
+        self.elsewhere = False
         self._chunks: list[Chunk] = []
         self._over = False
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -37,9 +41,10 @@ class DurableRun:
         return self._chunks
 
     def publish(self, chunks: Sequence[Chunk]) -> None:
-        """Add chunks whose events are in the store."""
-        if chunks:
-            self._chunks += chunks
+        """Add chunks whose events are in the store; those of numbers that it has are left out."""
+        last = self._chunks[-1].number if self._chunks else -1
+        if fresh := [chunk for chunk in chunks if chunk.number > last]:
+            self._chunks += fresh
             self._tell_followers()
 
     def close(self, answer: StoredAnswer | None, error: Exception | None = None) -> None:

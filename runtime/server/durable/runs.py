@@ -1,9 +1,10 @@
 """The durable requests of one server: accepted once each, run apart from connections, taken up again after a restart.
 
     accept -> put (disk) -> run: events of the driver -> journal -> published chunks -> finish (disk) -> answer
-    start of a server: recover -> claim -> replay the journalled events -> open the sequences with their tokens -> run
+    start of a server: take over -> claim -> replay the journalled events -> open the sequences with their tokens -> run
 
-Nothing is published before it is in the store, so what a client has seen is never taken back.
+Several servers may have one queue: a request that another one runs is followed here (`following`). Nothing is
+published before it is in the store, so what a client has seen is never taken back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,11 +24,13 @@ from blake3 import blake3
 from runtime.frontend.assemble import Receipt
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.queueing import requests
+from runtime.queueing.broker import INTERACTIVE, RabbitIntake
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.records import ENDED, DurableRequest, Kind, StoredAnswer
 from runtime.queueing.requests import MOST_ATTEMPTS
 from runtime.server.context import Service
 from runtime.server.durable.execution import BODIES, Execution, Seat
+from runtime.server.durable.following import LOOK, Follower
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
 from runtime.server.openai.responses import dump
@@ -42,6 +45,8 @@ EXPIRY_PAUSE = 600.0
 RETRY_SECONDS = 5.0
 #: Answers that one transaction removes at most.
 _EXPIRED_AT_ONCE = 1000
+#: Requests that are claimed in one transaction at most.
+_CLAIMED_AT_ONCE = 32
 
 Work = Callable[[DurableRun], Coroutine[Any, Any, None]]
 
@@ -59,41 +64,75 @@ class DurableRuns:
         self.parking = False
         self._service = service
         self._execution = Execution(service, self.store)
+        self._follower = Follower(service, self.store)
         self._runs: dict[str, DurableRun] = {}
         self._places = asyncio.Semaphore(service.config.max_queued)
         self._suspect = asyncio.Lock()
         self._expiry: asyncio.Task[None] | None = None
+        #: Where requests wait, None for the tables.
+        self._broker: RabbitIntake | None = None
+        self._consumer: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Take up what the server before left: queue it again, and start what is no line of a batch."""
-        for dead in await self.store.open(_given_up()):
-            _log.error("request %s was running when %d servers died, and is given up", dead, MOST_ATTEMPTS)
-        for request in await self.store.read(partial(requests.unfinished, batches=False)):
-            self.start(request)
+        """Take up what servers before have left."""
+        self.store.open()
+        await self.take_over()
+        config = self._service.config
+        if config.broker is not None:
+            self._broker = RabbitIntake(config.broker, INTERACTIVE, self.store.journal, 2 * config.max_num_seqs)
+            await self._broker.open()
+            self._consumer = asyncio.create_task(self._consume(self._broker))
         self._expiry = asyncio.create_task(self._expire())
+
+    async def take_over(self) -> None:
+        """Start what servers have left that died or stopped, but for lines of batches. Raises StoreError."""
+        taken = await self.store.take_over(_given_up())
+        for dead in taken.given_up:
+            _log.error("request %s was running when %d servers died, and is given up", dead, MOST_ATTEMPTS)
+        for request in taken.requests:
+            if request.id not in self._runs:  # a run that follows it takes it up itself
+                self.start(request)
+
+    async def drop_ended(self) -> None:
+        """Stop requests that were ended elsewhere: aborted by a client that came to another server."""
+        mine = [name for name, run in self._runs.items() if run.task is not None and not run.elsewhere]
+        if mine:
+            for name in await self.store.read(partial(requests.ended_of, ids=mine)):
+                run = self._runs.get(name)
+                if run is not None and run.task is not None:
+                    run.close(await self.store.answer(name))
+                    run.task.cancel()
 
     async def park(self) -> None:
         """Put all requests down for the next server: abort their sequences, and queue them again. Call it once."""
         self.parking = True
-        if self._expiry is not None:
-            self._expiry.cancel()
+        for task in (self._expiry, self._consumer):
+            if task is not None:
+                task.cancel()
+        await self.put_down()
+        await self.store.release()
+        if self._broker is not None:
+            await self._broker.close()
+
+    async def put_down(self) -> None:
+        """Abort the sequences of all requests; they stay in the store as they are."""
         runs = list(self._runs.values())
         for run in runs:
             run.close(None, unavailable("The server is shutting down. It keeps the request for the next one."))
             if run.task is not None:
                 run.task.cancel()
         await asyncio.gather(*(run.task for run in runs if run.task is not None), return_exceptions=True)
-        if runs:
-            await self.store.journal.write(partial(requests.release, ids=None))
 
     async def close(self) -> None:
         """Write what waits, and end the journal."""
+        if self._broker is not None:
+            await self._broker.close()
         await self.store.close()
 
     @property
     def interactive(self) -> bool:
         """Whether requests wait or run here that are no lines of batches."""
-        return any(run.task is not None for run in self._runs.values())
+        return any(run.task is not None and not run.elsewhere for run in self._runs.values())
 
     def find(self, request: str) -> DurableRun | None:
         """Return a request that waits or runs here."""
@@ -123,7 +162,7 @@ class DurableRuns:
             return known
         if self.parking:
             raise unavailable("The server is shutting down.")
-        waits = self._places.locked()
+        waits = self._places.locked() or self._broker is not None
         stored = DurableRequest(
             id=request,
             kind=kind,
@@ -136,6 +175,7 @@ class DurableRuns:
             priority=prepared.generation.sequences[0].priority,
             model=prepared.generation.model.name,
             version=prepared.generation.model.chain,
+            owner=self.store.database.server,
             state="queued" if waits else "running",
             attempts=0 if waits else 1,
         )
@@ -199,8 +239,7 @@ class DurableRuns:
     def _matching(self, run: DurableRun | None, digest: bytes) -> DurableRun | None:
         """Return the run. Raises RequestError 422 if it is of another body."""
         if run is not None and run.digest != digest:
-            message = "This Idempotency-Key came with another body before."
-            raise RequestError(message, status=422, param="Idempotency-Key", code="idempotency_key_reused")
+            raise _reused()
         return run
 
     # -- running -------------------------------------------------------------------------------------------------------
@@ -234,10 +273,18 @@ class DurableRuns:
 
     async def _begin(self, run: DurableRun, request: DurableRequest, prepared: Prepared | None) -> None:
         """Store a new request, and run it. `prepared`: its body; None: it waits for a place without it."""
-        if not await self.store.put(request):  # the same one was sent twice, and has ended meanwhile
-            error = unavailable("A request with this Idempotency-Key came at the same time: send it again.")
-            answer = await self.store.answer(run.id)
-            run.close(answer, None if answer else error)
+        if self._broker is not None:
+            await self._broker.put([replace(request, owner=None)])
+            await self._arrival(run)
+            fresh = await self._is_mine(request)
+        else:
+            fresh = await self.store.put(request)
+        if not fresh:  # another server was sent the same one, or it has ended meanwhile
+            stored = await self.store.read(partial(requests.get, request=run.id))
+            if stored is not None and stored.digest != request.digest:
+                run.close(None, _reused())
+            else:
+                await self._resume(run, replace(request, state="queued", body=None))
         elif prepared is None:
             await self._resume(run, replace(request, body=None))
         else:
@@ -245,13 +292,56 @@ class DurableRuns:
                 await self._execution.run_request(run, request, prepared)
 
     async def _resume(self, run: DurableRun, request: DurableRequest) -> None:
-        """Claim a stored request once there is a place, and run it."""
-        async with self._places, self._alone(request):
-            claimed = request if request.state == "running" else await self.store.claim(request)
-            if claimed is None:
-                run.close(await self.store.answer(run.id))
-            else:
-                await self._execution.run_request(run, claimed, None)
+        """Claim a stored request once there is a place, and run it; follow it while another server has it."""
+        while True:
+            async with self._places, self._alone(request):
+                claimed = await self.store.claim(request)
+                if claimed is not None:
+                    await self._execution.run_request(run, claimed, None)
+                    return
+            if (answer := await self.store.answer(run.id)) is not None:
+                run.close(answer)
+            if answer is not None or await self._follower.follow(run, run.id):
+                return
+            if await self.store.read(partial(requests.get, request=run.id)) is None:  # expired
+                raise RequestError("There is no durable request of that id.", status=404, code="request_not_found")
+
+    async def _is_mine(self, request: DurableRequest) -> bool:
+        """Return whether the store has this very request, not one of the same id."""
+        stored = await self.store.read(partial(requests.get, request=request.id))
+        return stored is not None and stored.seed == request.seed
+
+    async def _arrival(self, run: DurableRun) -> None:
+        """Wait until the broker has given a request to a server, which has put it into the store."""
+        while await self.store.read(partial(requests.get, request=run.id)) is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(run.delivered.wait(), LOOK)
+
+    async def _consume(self, broker: RabbitIntake) -> None:
+        """Run what the broker gives, and acknowledge it once it has its answer."""
+        settling: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                claimed = await broker.claim(_CLAIMED_AT_ONCE)
+            except StoreError as error:
+                _log.error("the broker's requests: %s", error)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            for request in claimed:
+                run = self._runs.get(request.id) or self.start(replace(request, state="queued", body=None))
+                run.delivered.set()
+                task = asyncio.create_task(self._settle(broker, run))
+                settling.add(task)
+                task.add_done_callback(settling.discard)
+
+    async def _settle(self, broker: RabbitIntake, run: DurableRun) -> None:
+        if await run.answered() is not None:
+            await broker.ack(run.id)
+            return
+        try:
+            await broker.release([run.id])
+        except StoreError as error:
+            _log.warning("request %s could not be put down: %s", run.id, error)
 
     @asynccontextmanager
     async def _alone(self, request: DurableRequest) -> AsyncIterator[None]:
@@ -273,6 +363,11 @@ class DurableRuns:
             except StoreError as error:
                 _log.warning("old answers could not be removed: %s", error)
             await asyncio.sleep(EXPIRY_PAUSE)
+
+
+def _reused() -> RequestError:
+    message = "This Idempotency-Key came with another body before."
+    return RequestError(message, status=422, param="Idempotency-Key", code="idempotency_key_reused")
 
 
 def _given_up() -> StoredAnswer:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from runtime.queueing import requests
+from runtime.queueing import requests, servers
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
 from runtime.queueing.records import DurableRequest, State, StoredAnswer, decode_events, encode_events
@@ -19,6 +19,14 @@ from runtime.types import TokenEvent
 from zoo.errors import StoreError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """What a server has taken over: requests that it is to run now, without bodies, and ids of those given up."""
+
+    requests: list[DurableRequest]
+    given_up: list[str]
 
 
 class RequestStore:
@@ -34,10 +42,20 @@ class RequestStore:
             raise StoreError("the queue is not open")
         return self._journal
 
-    async def open(self, given_up: StoredAnswer) -> list[str]:
-        """Queue again what the server before left running; return the ids of what ends with `given_up` instead."""
+    def open(self) -> None:
+        """Begin to write."""
         self._journal = Journal(self.database)
-        return await self.journal.write(partial(requests.recover, given=given_up, now=time.time_ns()))
+
+    async def take_over(self, given_up: StoredAnswer) -> TakenOver:
+        """Take over what servers have left that died or stopped. `given_up`: answer of what has killed too many."""
+        owner = self.database.server
+
+        def work(connection: Connection) -> TakenOver:
+            servers.bury(connection)
+            dead = requests.recover(connection, given_up, time.time_ns())
+            return TakenOver(requests.adopt(connection, owner), dead)
+
+        return await self.journal.write(work)
 
     async def close(self) -> None:
         """Write what waits, and end the journal."""
@@ -71,18 +89,24 @@ class RequestStore:
         return await self.journal.write(put)
 
     async def claim(self, request: DurableRequest) -> DurableRequest | None:
-        """Return a request as it runs from now on; None if it has ended."""
+        """Return a request as it runs from now on; None if it has ended or another server has it."""
+        owner = self.database.server
 
         def claim(connection: Connection) -> DurableRequest | None:
-            requests.release(connection, [request.id])  # it is running where this server had put it down
-            return next(iter(requests.claim(connection, ids=[request.id])), None)
+            # It is running where this server had put it down.
+            requests.release(connection, owner, [request.id], leave=False)
+            return next(iter(requests.claim(connection, owner=owner, ids=[request.id])), None)
 
         claimed = await self.journal.write(claim, synced=False)
         return claimed if claimed is None or request.body is None else replace(claimed, body=request.body)
 
-    async def start(self, request: str, model: str, version: str) -> None:
-        """Record the model that a request runs on."""
-        await self.journal.write(partial(requests.started, request=request, model=model, version=version), synced=False)
+    async def release(self, ids: Collection[str] | None = None) -> None:
+        """Put requests down for any server; None: all that this one has."""
+        await self.journal.write(partial(requests.release, owner=self.database.server, ids=ids))
+
+    async def begin(self, request: str, model: str, version: str) -> None:
+        """Record that a request begins now, on a model."""
+        await self.journal.write(partial(requests.begin, request=request, model=model, version=version), synced=False)
 
     async def append(self, request: str, ordinal: int, events: list[TokenEvent]) -> None:
         """Write events; return once they survive the end of this process."""

@@ -116,6 +116,20 @@ def behind(stream: bytes, number: int) -> bytes:
     return _SEPARATOR.join(events[seen:])
 
 
+def chunks_of(stream: bytes) -> list[Chunk]:
+    """Return the chunks of a whole stream: events without a number belong to the next one, at the end to one more."""
+    chunks: list[Chunk] = []
+    held = b""
+    for each in stream.split(_SEPARATOR)[:-1]:
+        held += each + _SEPARATOR
+        if each.startswith(_ID):
+            chunks.append(Chunk(int(each[len(_ID) : each.index(b"\n")]), held))
+            held = b""
+    if held:
+        chunks.append(Chunk(chunks[-1].number + 1 if chunks else 0, held))
+    return chunks
+
+
 def _numbered(number: int, events: bytes) -> bytes:
     return b"%b%d\n%b" % (_ID, number, events)
 

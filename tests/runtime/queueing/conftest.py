@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.queueing.database import QueueDatabase
-from tests.zoo import postgres
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    binaries = postgres.find_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL is NOT tested here: no initdb and pg_ctl (Debian: apt-get install postgresql)")
-    with postgres.cluster(binaries) as url:
-        yield url
+from tests import postgres
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])

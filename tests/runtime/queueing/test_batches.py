@@ -82,7 +82,7 @@ def test_lines_are_added_once_and_read_in_order(queue: QueueDatabase) -> None:
         batches.put(connection, batch(1))
         batches.add_lines(connection, [line(number) for number in (3, 1, 2, 4)])
         batches.add_lines(connection, [line(number, "batch_2") for number in (1, 2)])
-        claimed = requests.claim(connection, batch="batch_1", limit=3)
+        claimed = requests.claim(connection, owner=queue.server, batch="batch_1", limit=3)
         assert [each.line for each in claimed] == [1, 2, 3]
         requests.finish(connection, claimed[1].id, "done", StoredAnswer(200, b'{"a":1}'), NOW)
         requests.finish(connection, claimed[2].id, "failed", StoredAnswer(400, b"{}"), NOW)
@@ -115,6 +115,23 @@ def test_lines_go_with_the_end_of_their_batch(queue: QueueDatabase) -> None:
         assert batches.ended_before(connection, NOW) == [] and batches.ended_before(connection, NOW + 1) == ["batch_1"]
         batches.remove(connection, ["batch_1"])
         assert batches.get(connection, "batch_1") is None
+
+
+def test_batches_of_servers_that_are_gone_are_taken_over(queue: QueueDatabase) -> None:
+    mine, owners = queue.server, {1: None, 2: 99, 3: queue.server}
+    with queue.writing() as connection:
+        for number, owner in owners.items():
+            batches.put(connection, batch(number, owner=owner))
+        batches.put(connection, batch(4, status="completed"))
+        assert [(each.id, each.owner) for each in batches.adopt(connection, mine)] == [
+            ("batch_1", mine),
+            ("batch_2", mine),
+        ]
+        assert batches.adopt(connection, 98) == []
+        batches.change(connection, "batch_3", CHECKED, NOW, status="cancelling")
+        assert batches.cancelling(connection, mine) == ["batch_3"] and batches.cancelling(connection, 98) == []
+        batches.leave(connection, mine)
+        assert len(batches.adopt(connection, mine)) == 3
 
 
 def test_many_lines_are_added_lot_by_lot(queue: QueueDatabase) -> None:

@@ -1,4 +1,4 @@
-"""The queue's database: one server at a time, which lets it go however it dies; private; only of its own version."""
+"""The queue's database: a folder has one server, PostgreSQL several with leases; private; old ones migrated."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text, update
+from sqlalchemy import create_engine, inspect, text, update
 
-from runtime.queueing.database import QueueDatabase
+from runtime.queueing import requests, servers
+from runtime.queueing.database import _ADVISORY_LOCK, LeaseLost, QueueDatabase
 from runtime.queueing.schema import QueueRow
+from tests import postgres
+from tests.runtime.queueing.test_requests import GIVEN_UP, NOW, made
 from zoo.errors import InputError, StoreBusy, StoreError
 
 _HOLD = """
@@ -24,18 +29,19 @@ time.sleep(600)
 """
 
 
-def test_a_second_server_is_refused_until_the_first_has_closed(target: str) -> None:
-    first = QueueDatabase(target)
+def test_a_folder_has_one_server(tmp_path: Path) -> None:
+    first = QueueDatabase(tmp_path / "queue")
     with pytest.raises(StoreBusy, match="another server has the queue"):
-        QueueDatabase(target, patience=0.2)
+        QueueDatabase(tmp_path / "queue", patience=0.2)
     first.close()
     first.close()
-    QueueDatabase(target, patience=30).close()
+    QueueDatabase(tmp_path / "queue", patience=30).close()
     with pytest.raises(StoreError, match="closed"), first.writing():
         pass
 
 
-def test_a_killed_server_lets_the_queue_go(target: str) -> None:
+def test_a_killed_server_lets_its_folder_go(tmp_path: Path) -> None:
+    target = str(tmp_path / "queue")
     child = subprocess.Popen([sys.executable, "-c", _HOLD, target], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
@@ -73,7 +79,7 @@ def test_other_folders_and_databases_are_refused(tmp_path: Path) -> None:
         QueueDatabase(f"postgresql://zoo@/none?host={tmp_path}", patience=0)
 
 
-def test_another_version_is_refused(target: str) -> None:
+def test_a_newer_version_is_refused(target: str) -> None:
     queue = QueueDatabase(target)
     with queue.writing() as connection:
         connection.execute(update(QueueRow).values(version=99))
@@ -82,32 +88,137 @@ def test_another_version_is_refused(target: str) -> None:
         QueueDatabase(target, patience=30)
 
 
-@pytest.mark.postgres
-def test_a_server_whose_session_was_ended_goes_on_unless_another_had_the_queue(postgres_server: str) -> None:
-    from tests.zoo import postgres
-
-    target = postgres.new_database(postgres_server)
+def _shape(target: str) -> dict[str, list[str]]:
     queue = QueueDatabase(target)
+    with queue.reading() as connection:
+        found = inspect(connection)
+        shape = {
+            table: sorted(f"{each['name']} {each['type']} {each['nullable']}" for each in found.get_columns(table))
+            for table in found.get_table_names()
+        }
+    queue.close()
+    return shape
 
-    def end_sessions() -> None:
-        engine = create_engine(target)
-        with engine.connect() as connection:
-            ended = "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-            connection.execute(text(f"{ended} AND datname = current_database()"))
-        engine.dispose()
 
-    def write() -> None:
-        with queue.writing() as connection:
-            connection.execute(update(QueueRow).values(version=QueueRow.version))
+def test_tables_of_version_1_are_migrated_with_their_rows(target: str) -> None:
+    queue = QueueDatabase(target)
+    with queue.writing() as connection:
+        requests.put(connection, [made(1), made(2, state="running", attempts=2)])
+    queue.close()
+    wanted = _shape(target)
+    queue = QueueDatabase(target)
+    with queue._database.engine.begin() as connection:
+        for table in ("queue_requests", "queue_files", "queue_batches"):
+            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN owner"))
+        connection.execute(text("ALTER TABLE queue_requests DROP COLUMN begun"))
+        connection.execute(text("DROP TABLE queue_servers"))
+        connection.execute(update(QueueRow).values(version=1))
+    with suppress(StoreError):
+        queue.close()  # it has no part to end any more
+    assert _shape(target) == wanted
+    queue = QueueDatabase(target)
+    with queue.writing() as connection:
+        assert [(each.id, each.attempts) for each in requests.unfinished(connection)] == [("cmpl-1", 0), ("cmpl-2", 2)]
+        requests.recover(connection, GIVEN_UP, NOW)
+        assert [each.id for each in requests.adopt(connection, queue.server)] == ["cmpl-1", "cmpl-2"]
+    queue.close()
 
-    end_sessions()
+
+# -- several servers ---------------------------------------------------------------------------------------------------
+
+
+def touch(queue: QueueDatabase) -> None:
+    with queue.writing() as connection:
+        connection.execute(update(QueueRow).values(version=QueueRow.version))
+
+
+@pytest.fixture
+def shared(postgres_server: str) -> str:
+    """An empty PostgreSQL database."""
+    return postgres.new_database(postgres_server)
+
+
+@pytest.mark.postgres
+def test_a_lease_is_renewed_while_its_server_lives(shared: str) -> None:
+    with closing(QueueDatabase(shared, lease=0.5)) as first, closing(QueueDatabase(shared)) as second:
+        assert first.server != second.server
+        for _ in range(10):
+            time.sleep(0.15)
+            with second.writing() as connection:
+                assert servers.bury(connection) == []
+        touch(first)
+
+
+@pytest.mark.postgres
+def test_a_server_without_its_lease_writes_nothing_until_it_has_joined_again(shared: str) -> None:
+    first, second = QueueDatabase(shared, lease=0.2), QueueDatabase(shared)
+    first._heart.stop()  # type: ignore[union-attr]
+    old = first.server
+    time.sleep(0.5)
+    touch(first)  # nobody has taken over: it may go on
+    with second.writing() as connection:
+        assert servers.bury(connection) == [old]
+    for _ in range(2):
+        with pytest.raises(LeaseLost):
+            touch(first)
+    assert first.lost
+    first.rejoin()
+    touch(first)
+    assert first.server not in (old, second.server)
+    first.close()
+    second.close()
+
+
+@pytest.mark.postgres
+def test_nobody_takes_over_while_a_server_writes(shared: str) -> None:
+    """The fence holds also for a transaction that began in time and ends late."""
+    first, second = QueueDatabase(shared, lease=0.2), QueueDatabase(shared)
+    first._heart.stop()  # type: ignore[union-attr]
+    with first.writing() as connection:
+        time.sleep(0.5)
+        with second.writing() as other:
+            assert servers.bury(other) == []
+        requests.put(connection, [made(1, owner=first.server)])
+    with second.writing() as other:
+        assert servers.bury(other) == [first.server]
+        assert [each.id for each in requests.adopt(other, second.server)] == ["cmpl-1"]
+    with closing(first), closing(second):
+        pass
+
+
+@pytest.mark.postgres
+def test_servers_claim_beside_each_other_and_nothing_twice(shared: str) -> None:
+    first, second = QueueDatabase(shared), QueueDatabase(shared)
+    with first.writing() as connection:
+        requests.put(connection, [made(i) for i in range(9)])
+    with first.writing() as one, second.writing() as two:
+        claimed = requests.claim(one, owner=first.server, limit=4), requests.claim(two, owner=second.server, limit=9)
+        assert [len(each) for each in claimed] == [4, 5]
+        assert not {each.id for each in claimed[0]} & {each.id for each in claimed[1]}
+    first.close()
+    second.close()
+
+
+@pytest.mark.postgres
+def test_a_server_of_version_1_keeps_others_out(shared: str) -> None:
+    QueueDatabase(shared).close()
+    engine = create_engine(shared)
+    with engine.connect() as connection:
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ADVISORY_LOCK})
+        with pytest.raises(StoreBusy, match="older version"):
+            QueueDatabase(shared, patience=0.2)
+    engine.dispose()
+
+
+@pytest.mark.postgres
+def test_a_server_whose_sessions_were_ended_goes_on(shared: str) -> None:
+    queue = QueueDatabase(shared)
+    engine = create_engine(shared)
+    with engine.connect() as connection:
+        ended = "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        connection.execute(text(f"{ended} AND datname = current_database()"))
+    engine.dispose()
     with pytest.raises(StoreError):
-        write()
-    write()
-    end_sessions()
-    QueueDatabase(target, patience=30).close()
-    with pytest.raises(StoreError):
-        write()
-    with pytest.raises(StoreError, match="taken the queue over"):
-        write()
+        touch(queue)
+    touch(queue)
     queue.close()

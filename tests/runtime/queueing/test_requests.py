@@ -22,6 +22,8 @@ from runtime.types import Logprob, PromptLogprobs, TokenEvent
 
 NOW = 1_700_000_000_000_000_000
 GIVEN_UP = StoredAnswer(500, b'{"error":{}}')
+#: A server that is dead: it never joined.
+DEAD = 99
 
 
 def made(number: int, **changes: object) -> DurableRequest:
@@ -77,14 +79,15 @@ def test_the_first_of_a_key_stays(queue: QueueDatabase) -> None:
 def test_claims_go_by_priority_then_age_and_each_is_granted_once(queue: QueueDatabase) -> None:
     put(queue, made(3), made(1), made(2, priority=-1), made(4, batch="b", line=1), made(5, batch="b", line=0))
     with queue.writing() as connection:
-        first = requests.claim(connection, limit=2)
+        mine = queue.server
+        first = requests.claim(connection, owner=mine, limit=2)
         assert [(each.id, each.state, each.attempts) for each in first] == [
-            ("cmpl-2", "running", 1),
-            ("cmpl-1", "running", 1),
+            ("cmpl-2", "running", 0),
+            ("cmpl-1", "running", 0),
         ]
-        assert [each.id for each in requests.claim(connection, ids=["cmpl-1", "cmpl-3"])] == ["cmpl-3"]
-        assert [each.id for each in requests.claim(connection, batch="b")] == ["cmpl-4", "cmpl-5"]
-        assert requests.claim(connection) == []
+        assert [each.id for each in requests.claim(connection, owner=mine, ids=["cmpl-1", "cmpl-3"])] == ["cmpl-3"]
+        assert [each.id for each in requests.claim(connection, owner=mine, batch="b")] == ["cmpl-4", "cmpl-5"]
+        assert requests.claim(connection, owner=mine) == []
         assert requests.get(connection, "cmpl-2") == first[0]
         assert requests.counts(connection) == {"running": 5}
         assert requests.counts(connection, "b") == {"running": 2}
@@ -126,7 +129,9 @@ def test_what_a_dead_server_ran_is_queued_again_and_given_up_after_three_deaths_
     for death in range(3):
         with queue.writing() as connection:
             ids = ["cmpl-1", "cmpl-2"]
-            assert requests.claim(connection, ids=ids)[0].attempts == death + 1
+            assert requests.claim(connection, owner=DEAD, ids=ids)[0].attempts == death
+            for each in ids:
+                requests.begin(connection, each, "org/m", "v")
             requests.append(connection, [("cmpl-2", death, b"a")])
             assert requests.recover(connection, GIVEN_UP, NOW) == (["cmpl-1"] if death == 2 else [])
     assert states(queue) == {"cmpl-1": "dead", "cmpl-2": "queued", "cmpl-3": "queued"}
@@ -135,13 +140,57 @@ def test_what_a_dead_server_ran_is_queued_again_and_given_up_after_three_deaths_
         assert [each.id for each in requests.unfinished(connection)] == ["cmpl-2", "cmpl-3"]
 
 
+def test_a_claim_that_had_not_begun_is_no_attempt(queue: QueueDatabase) -> None:
+    """Lines that wait for their seats while servers die are not the cause."""
+    put(queue, made(1))
+    for _ in range(5):
+        with queue.writing() as connection:
+            assert requests.claim(connection, owner=DEAD)[0].attempts == 0
+            assert requests.recover(connection, GIVEN_UP, NOW) == []
+    assert states(queue) == {"cmpl-1": "queued"}
+
+
+def test_what_a_living_server_has_is_left_to_it(queue: QueueDatabase) -> None:
+    put(queue, *(made(i) for i in range(1, 5)), made(5, batch="b", line=0), made(6, owner=DEAD))
+    with queue.writing() as connection:
+        mine = queue.server
+        requests.claim(connection, owner=mine, ids=["cmpl-1"])
+        requests.claim(connection, owner=DEAD, ids=["cmpl-2"])
+        requests.recover(connection, GIVEN_UP, NOW)
+        assert [each.id for each in requests.adopt(connection, mine)] == ["cmpl-2", "cmpl-3", "cmpl-4", "cmpl-6"]
+        assert requests.adopt(connection, 98) == requests.claim(connection, owner=98, ids=["cmpl-3"]) == []
+        assert [each.id for each in requests.claim(connection, owner=mine, ids=["cmpl-3"])] == ["cmpl-3"]
+        requests.release(connection, 98)
+        requests.release(connection, mine, ["cmpl-1", "cmpl-3"], leave=False)
+        found = {each.id: (each.state, each.owner) for each in requests.unfinished(connection, batches=False)}
+        assert found == {f"cmpl-{i}": ("queued", mine) for i in (1, 2, 3, 4, 6)}
+        requests.release(connection, mine)
+        assert {each.owner for each in requests.unfinished(connection)} == {None}
+
+
+def test_another_server_sees_events_and_the_end(queue: QueueDatabase) -> None:
+    put(queue, made(1, state="running", owner=queue.server), made(2, owner=DEAD))
+    with queue.writing() as connection:
+        requests.append(connection, [("cmpl-1", 0, b"a"), ("cmpl-1", 3, b"b")])
+        found = requests.watched(connection, "cmpl-1", 2)
+        assert found is not None
+        assert (found.state, found.owner, found.owned, found.events) == ("running", queue.server, True, [b"b"])
+        assert requests.ended_of(connection, ["cmpl-1", "cmpl-2"]) == []
+        requests.finish(connection, "cmpl-1", "cancelled", GIVEN_UP, NOW)
+        assert requests.ended_of(connection, ["cmpl-1", "cmpl-2"]) == ["cmpl-1"]
+        other = requests.watched(connection, "cmpl-2", -1)
+        assert other is not None and not other.owned
+        assert requests.watched(connection, "cmpl-3", -1) is None
+
+
 def test_what_is_put_down_unharmed_has_no_attempt_more(queue: QueueDatabase) -> None:
     put(queue, made(1), made(2))
     with queue.writing() as connection:
         for _ in range(5):
-            assert [each.attempts for each in requests.claim(connection)] == [1, 1]
-            requests.release(connection, ["cmpl-1"])
-            requests.release(connection)
+            assert [each.attempts for each in requests.claim(connection, owner=DEAD)] == [0, 0]
+            requests.begin(connection, "cmpl-1", "org/m", "v")
+            requests.release(connection, DEAD, ["cmpl-1"])
+            requests.release(connection, DEAD)
     assert states(queue) == {"cmpl-1": "queued", "cmpl-2": "queued"}
 
 
@@ -160,7 +209,7 @@ def test_unfinished_requests_are_those_of_batches_or_the_others(queue: QueueData
     put(queue, made(1, state="running"), made(2, batch="b", line=0), made(3), made(4, state="running"))
     with queue.writing() as connection:
         requests.finish(connection, "cmpl-4", "done", GIVEN_UP, NOW)
-        requests.started(connection, "cmpl-1", "org/m", "v1")
+        requests.begin(connection, "cmpl-1", "org/m", "v1")
         found = {
             batches: [each.id for each in requests.unfinished(connection, batches)] for batches in (None, True, False)
         }

@@ -167,8 +167,10 @@ def test_lines_that_servers_died_with_run_one_at_a_time(tmp_path: Path) -> None:
         async with feeding(tmp_path, {"a": 8}) as (feeder, runs):
 
             def died(connection: Connection) -> None:
-                requests.claim(connection, ids=["a-1", "a-4", "a-6"])
-                requests.recover(connection, StoredAnswer(500, b"{}"), 1)
+                for _ in range(2):
+                    for each in requests.claim(connection, owner=99, ids=["a-1", "a-4", "a-6"]):
+                        requests.begin(connection, each.id, "m", "v")
+                    requests.recover(connection, StoredAnswer(500, b"{}"), 1)
 
             await runs.journal.write(died)
             await asyncio.wait_for(feeder.feed("a"), 60)

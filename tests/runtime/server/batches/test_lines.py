@@ -23,12 +23,12 @@ def line(custom_id: str = "a", **changes: Any) -> bytes:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": URL, "body": body} | changes).encode()
 
 
-def checked(content: bytes, cut: int = 1 << 20, limit: int = 4096) -> LineCheck:
+def checked(content: bytes, cut: int = 1 << 20, limit: int = 4096, most: int = 50_000) -> LineCheck:
     def served(body: Body) -> None:
         if body.model != "m":
             raise unknown_model(f"The model `{body.model}` does not exist or is not served here.")
 
-    check = LineCheck(URL, limit, served)
+    check = LineCheck(URL, limit, most, served)
     pieces = (content[at : at + cut] for at in range(0, len(content), cut))
     for found in split_lines(pieces, limit):
         check.add(*found)
@@ -99,7 +99,7 @@ def test_a_line_takes_little_memory() -> None:
         for number in range(count):
             yield line(f"request-{number}", body={"prompt": "x" * 500}) + b"\n"
 
-    check = LineCheck(URL, 4096, lambda body: None)
+    check = LineCheck(URL, 4096, 1 << 20, lambda body: None)
     tracemalloc.start()
     for found in split_lines(content(), 4096):
         check.add(*found)
@@ -109,8 +109,7 @@ def test_a_line_takes_little_memory() -> None:
     assert peak < 300 * count, f"{peak // count} bytes a line"
 
 
-def test_a_line_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.server.batches.lines.MOST_LINES", 3)
-    assert checked(b"\n".join(line(f"{number}") for number in range(3))).result() == []
-    (error,) = checked(b"\n".join(line(f"{number}") for number in range(4))).result()
+def test_a_line_too_many() -> None:
+    assert checked(b"\n".join(line(f"{number}") for number in range(3)), most=3).result() == []
+    (error,) = checked(b"\n".join(line(f"{number}") for number in range(4)), most=3).result()
     assert (error.line, error.code) == (4, "too_many_lines")

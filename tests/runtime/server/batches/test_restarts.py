@@ -15,9 +15,9 @@ import pytest
 from runtime.config import ServerConfig
 from runtime.frontend.served_models import StoredModel
 from runtime.frontend.tokenizer import Tokenizer
+from tests import postgres
 from tests.runtime.server.batches.asking import content_of, ended, line, lines_of, results, submit
 from tests.runtime.server.harness import eventually, running
-from tests.zoo import postgres
 
 
 def comparable(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

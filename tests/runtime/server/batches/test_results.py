@@ -76,7 +76,7 @@ def test_a_file_that_was_taken_in_in_part_is_taken_in_whole(queue: QueueDatabase
     assert take_in(SERVICE, queue, stored(queue), threading.Event())
     assert (stored(queue).status, stored(queue).total) == ("in_progress", COUNT)
     with queue.writing() as connection:
-        claimed = requests.claim(connection, batch="batch_1", limit=COUNT + 1)
+        claimed = requests.claim(connection, owner=queue.server, batch="batch_1", limit=COUNT + 1)
         assert [each.line for each in claimed] == list(range(1, COUNT + 1))
         first, last = (claimed[at].source for at in (0, -1))
         assert first is not None and last is not None
@@ -89,7 +89,7 @@ def test_a_file_that_was_taken_in_in_part_is_taken_in_whole(queue: QueueDatabase
 def test_results_that_were_written_in_part_are_written_whole(queue: QueueDatabase, looks: int) -> None:
     take_in(SERVICE, queue, stored(queue), threading.Event())
     with queue.writing() as connection:
-        for each in requests.claim(connection, batch="batch_1", limit=COUNT - 100):
+        for each in requests.claim(connection, owner=queue.server, batch="batch_1", limit=COUNT - 100):
             number = each.line or 0
             answer = StoredAnswer(200 if number % 9 else 400, b'{"n":%d,"text":"%s"}' % (number, b"x" * 3000))
             requests.finish(connection, each.id, "done" if number % 9 else "failed", answer, NOW)

@@ -9,6 +9,7 @@ request's way, the `--at`th time that it comes by:
     written   its events are stored, and not published
     send      a chunk was handed to the client         finalise   in the transaction that writes its answer
     answered  its answer is stored, and not published
+    ack       with a broker: its answer is stored, and its message not acknowledged
 
 `--unjournalled` publishes without writing (the negative control).
 """
@@ -31,6 +32,7 @@ from tokenizers import Tokenizer
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import adapt_core
 from runtime.queueing import requests
+from runtime.queueing.broker import RabbitIntake
 from runtime.queueing.database import QueueDatabase
 from runtime.server.app import build_app
 from runtime.server.durable.store import RequestStore
@@ -82,6 +84,7 @@ POINTS: dict[str, tuple[Callable[[Any, str, Callable[[], None]], None], Any, str
     "send": (after, Outlet, "write"),
     "finalise": (after, requests, "finish"),
     "answered": (after, RequestStore, "finish"),
+    "ack": (before, RabbitIntake, "ack"),
 }
 
 
@@ -118,6 +121,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--at", type=int, default=1)
     parser.add_argument("--unjournalled", action="store_true")
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--broker")
+    parser.add_argument("--lease", type=float, default=10.0)
     given = parser.parse_args(arguments)
     if given.die is not None:
         arm(given.die, given.at)
@@ -125,9 +130,9 @@ def main(arguments: list[str]) -> None:
         forget_events()
     spec = replace(BASE, blocks=("shared", f"own-base{given.salt}"))
     source = FakeSource(adapt_core(Tokenizer.from_file(str(given.tokenizer / "tokenizer.json")), None), (spec,))
-    config = ServerConfig(durable="all" if given.all else "keyed", drain_seconds=20)
+    config = ServerConfig(durable="all" if given.all else "keyed", drain_seconds=20, broker=given.broker)
     bound = bind("127.0.0.1", 0)
-    queue = QueueDatabase(given.queue, patience=60)
+    queue = QueueDatabase(given.queue, patience=60, lease=given.lease)
     with inline(WholeEngine([spec], 512, pace=lambda _: time.sleep(given.pace))) as driver:
         app = build_app(driver, [source.served(spec)], source, config, queue=queue)
         serve(app, config, bound, lambda: print(address_of(bound), flush=True))

@@ -23,9 +23,9 @@ import pytest
 
 from runtime.queueing import requests
 from runtime.queueing.database import QueueDatabase
+from tests import postgres
 from tests.runtime.frontend.samples import byte_level
 from tests.runtime.server.harness import eventually
-from tests.zoo import postgres
 
 BODY = {"model": "org/base", "prompt": [5, 6, 7], "max_tokens": 40, "return_token_ids": True}
 

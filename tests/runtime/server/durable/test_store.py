@@ -27,7 +27,8 @@ def test_requests_and_answers_wait_for_the_disk_and_starts_do_not(tmp_path: Path
     monkeypatch.setattr(Journal, "write", spied)
 
     async def main(store: RequestStore) -> None:
-        await store.open(GIVEN_UP)
+        store.open()
+        assert (await store.take_over(GIVEN_UP)).requests == []
         synced.clear()
         request = made(1, state="running")
         assert await store.put(request)
@@ -38,8 +39,8 @@ def test_requests_and_answers_wait_for_the_disk_and_starts_do_not(tmp_path: Path
         await store.put(made(2))
         synced.clear()
         claimed = await store.claim(made(2))
-        assert claimed is not None and (claimed.state, claimed.attempts) == ("running", 1)
-        await store.start("cmpl-2", "m", "v")
+        assert claimed is not None and (claimed.state, claimed.attempts) == ("running", 0)
+        await store.begin("cmpl-2", "m", "v")
         assert synced == [False] * 2
         assert await store.claim(request) is None
         await store.close()
