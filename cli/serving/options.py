@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, TypeVar, get_args
 
 from cli.serving.checks import check_values
 from cli.serving.decided import DENSE, SET_BY_OPTIONS
 from cli.serving.memory import pool_bytes, shared_memory, weights_limit
 from cli.serving.needs import require_effects
+from cli.serving.server_config import adaptation_of, server_config
 from cli.shared.declared import option, read_options, table_option
 from cli.shared.sizes import size_of
 from runtime.config import (
@@ -323,9 +324,7 @@ class ServeOptions:
 
     def adaptation(self) -> DispatchLimits:
         """Return how adaptive requests are dispatched."""
-        prefer: Literal["latency", "accuracy"] = "accuracy" if self.adaptive == "accuracy" else "latency"
-        limit = self.adaptive_ms / 1000 if self.adaptive_ms else None
-        return DispatchLimits(prefer, self.min_equivalence, self.min_stitched, limit=limit)
+        return adaptation_of(self)
 
     def agent(self) -> AgentConfig:
         """Return the agents' configuration. Raises InputError."""
@@ -337,12 +336,8 @@ class ServeOptions:
         return agent_config(self.serving, chosen)
 
     def server(self) -> ServerConfig:
-        return ServerConfig(
-            host=self.host, port=self.port, api_key=self.api_key, max_queued=self.max_queued,
-            max_num_seqs=self.max_num_seqs, drain_seconds=self.drain_seconds, early_exit=self.early_exit,
-            durable=cast(Durability, self.durable), retention_hours=self.retention_hours, batches=self.batches,
-            broker=self.broker,
-        )  # fmt: skip
+        """Return the server's configuration."""
+        return server_config(self)
 
 
 def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:

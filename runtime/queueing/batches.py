@@ -128,7 +128,7 @@ def leave(connection: Connection, owner: int) -> None:
 
 
 def running(connection: Connection, ids: Collection[str]) -> set[str]:
-    """Return those of some batches whose lines may run."""
+    """Return those of some batches that may run lines."""
     query = select(_batches.c.id).where(_batches.c.id.in_(ids), _batches.c.status.in_(("validating", "in_progress")))
     return set(connection.execute(query).scalars()) if ids else set()
 

@@ -1,11 +1,11 @@
-"""RabbitMQ in front of the queue's tables: requests wait in a quorum queue, and come to whichever server has room.
+"""RabbitMQ in front of the queue's tables: requests wait in a quorum queue, and come to a server that has room.
 
 A message is a whole request; a line of a batch is one without its body, a range of the batch's file. A server writes
 the rows of what it is given, and so claims it; the message stays unacknowledged until the answer is in the tables.
 Duplicates (a redelivery after a broken connection or a consumer time-out, a client that sent again) meet the row of the
 first: they are held until that has ended, and taken up if its server dies. So ids count once, whatever comes how often.
 
-Messages are trusted as the tables are: whoever may publish may ask in the name of any principal.
+Messages are trusted as the tables are: a publisher may ask in the name of any principal.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class RabbitIntake:
         """As `Intake.claim`; waits until there is one."""
         while True:
             came = await self._deliveries(most)
-            claimed = await self._take(came) if came else await self._review()
+            claimed = await self._claim_came(came) if came else await self._review()
             if claimed:
                 return claimed
 
@@ -143,7 +143,7 @@ class RabbitIntake:
             found.append((fresh, message))
         return found
 
-    async def _take(self, came: Sequence[tuple[DurableRequest, AbstractIncomingMessage]]) -> list[DurableRequest]:
+    async def _claim_came(self, came: Sequence[tuple[DurableRequest, AbstractIncomingMessage]]) -> list[DurableRequest]:
         """Claim what has come; acknowledge what has ended, and hold what other servers have."""
         owner = self._journal.database.server
         given = {request.id: request for request, _ in came}
@@ -169,7 +169,8 @@ class RabbitIntake:
     async def _review(self) -> list[DurableRequest]:
         """Look at what is held: acknowledge what has ended, claim what no server has any more."""
         held, self._held = self._held, {}
-        return await self._take([(request, message) for request, several in held.values() for message in several])
+        came = [(request, message) for request, several in held.values() for message in several]
+        return await self._claim_came(came)
 
     # -- the connection ------------------------------------------------------------------------------------------------
 
@@ -196,13 +197,13 @@ class RabbitIntake:
             except Exception as error:
                 _log.warning("the broker cannot be reached: %s", str(error) or type(error).__name__)
             finally:
-                self._forget()
+                self._drop_deliveries()
                 if link is not None:
                     with suppress(Exception):
                         await link.connection.close()
             await asyncio.sleep(_AGAIN)
 
-    def _forget(self) -> None:
+    def _drop_deliveries(self) -> None:
         """Drop the deliveries of a connection that is gone: they come again."""
         self._link = None
         self._running.clear()
@@ -239,6 +240,6 @@ class RabbitIntake:
 
 
 async def _acknowledge(message: AbstractIncomingMessage) -> None:
-    """Acknowledge a message; one whose channel is gone comes again, and is acknowledged then."""
+    """Acknowledge a message; if its channel is gone, it comes again, and is acknowledged then."""
     with suppress(Exception):
         await message.ack()

@@ -39,7 +39,7 @@ _FILE = "queue.sqlite"
 
 
 class LeaseLost(StoreError):
-    """This server's lease was over, and what it had was given to others."""
+    """This server's lease was over, and what it had was given to other servers."""
 
 
 class QueueDatabase:
@@ -93,7 +93,7 @@ class QueueDatabase:
         return not self.is_sqlite
 
     @property
-    def lost(self) -> bool:
+    def has_lost_lease(self) -> bool:
         """Whether this server has lost its lease."""
         return self._lost
 
@@ -164,7 +164,7 @@ class QueueDatabase:
             return
         if self._lost or not servers.holds(connection, self.server):
             self._lost = True
-            raise LeaseLost("this server's lease of the queue was over, and others have taken its requests over")
+            raise LeaseLost("this server's lease of the queue was over, and other servers have taken its requests over")
 
     def _open(self, patience: float) -> None:
         """Make or migrate the tables, and join."""

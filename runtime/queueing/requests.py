@@ -36,7 +36,7 @@ _AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class RequestProgress:
     """What another server has written of a request: its state, whether a server has it, and its events so far."""
 
     state: State
@@ -209,7 +209,7 @@ def release(connection: Connection, owner: int, ids: Collection[str] | None = No
     )
 
 
-def watched(connection: Connection, request: str, behind: int) -> Watched | None:
+def watched(connection: Connection, request: str, behind: int) -> RequestProgress | None:
     """Return how a request is getting on, with its events of numbers above `behind`; None if there is no such one."""
     columns = select(_requests.c.state, _requests.c.owner, orphaned(_requests.c.owner).label("orphaned"))
     row = connection.execute(columns.where(_requests.c.id == request)).first()
@@ -217,7 +217,7 @@ def watched(connection: Connection, request: str, behind: int) -> Watched | None
         return None
     query = select(_events.c.events).where(_events.c.request == request, _events.c.ordinal > behind)
     events = list(connection.execute(query.order_by(_events.c.ordinal)).scalars())
-    return Watched(row.state, row.owner, not row.orphaned, events)
+    return RequestProgress(row.state, row.owner, not row.orphaned, events)
 
 
 def ended_of(connection: Connection, ids: Collection[str]) -> list[str]:

@@ -3,8 +3,8 @@
     join -> renew ... -> leave            bury: a lease that is over ends the server's part
 
 A server's number is its fencing token. Each of its transactions locks its row (`holds`), and so `bury` waits for those
-under way and none begins afterwards: what a dead server had can be given to others, even if it was only slow (lease and
-token as in Gray and Cheriton, SOSP 1989, and Chubby, OSDI 2006).
+under way and none begins afterwards: what a dead server had can be given away, even if it was only slow (leases as
+in Gray and Cheriton, SOSP 1989, and Chubby, OSDI 2006).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def renew(connection: Connection, number: int, lease_us: int) -> bool:
 
 
 def holds(connection: Connection, number: int) -> bool:
-    """Return whether a server takes part, and let nobody bury it before this transaction ends."""
+    """Return whether a server takes part, and let no server bury it before this transaction ends."""
     query = select(_servers.c.id).where(_servers.c.id == number).with_for_update(read=True, key_share=True)
     return connection.execute(query).first() is not None
 
 
 def bury(connection: Connection) -> list[int]:
-    """End the part of servers whose leases are over; return their numbers. Skips those that are writing right now."""
+    """End the part of servers with leases that are over, but for those that write now; return their numbers."""
     over = select(_servers.c.id).where(_servers.c.expires < _now(connection)).with_for_update(skip_locked=True)
     dead = list(connection.execute(over).scalars())
     if dead:

@@ -1,4 +1,4 @@
-"""One server of a queue that several have: it takes over what others leave, and begins anew after a lost lease."""
+"""One server of a queue that several have: it takes over what the rest leave, and begins anew after a lost lease."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.errors import StoreError
 
 _log = logging.getLogger("blockzoo.server")
 
-#: Looks per lease for what others have left: what a dead server had waits its lease, and at most such a pause more.
+#: Looks per lease for what was left: what a dead server had waits its lease, and at most such a pause more.
 _LOOKS = 4
 
 
@@ -39,7 +39,7 @@ class Membership:
         while True:
             await asyncio.sleep(self._database.lease / _LOOKS)
             try:
-                if self._database.lost:
+                if self._database.has_lost_lease:
                     await self._begin_anew()
                 await self._durable.take_over()
                 await self._durable.drop_ended()
@@ -50,7 +50,7 @@ class Membership:
                 _log.exception("what other servers have left could not be taken over")
 
     async def _begin_anew(self) -> None:
-        """Stop all that others have taken over by now; then take part as a new server."""
+        """Stop all that was taken over by now; then take part as a new server."""
         _log.error("this server's lease of the queue was over: its durable requests run on other servers now")
         with suppress(StoreError):
             await self._batches.stop()

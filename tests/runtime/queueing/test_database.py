@@ -155,13 +155,13 @@ def test_a_server_without_its_lease_writes_nothing_until_it_has_joined_again(sha
     first._heart.stop()  # type: ignore[union-attr]
     old = first.server
     time.sleep(0.5)
-    touch(first)  # nobody has taken over: it may go on
+    touch(first)  # no server has taken over: it may go on
     with second.writing() as connection:
         assert servers.bury(connection) == [old]
     for _ in range(2):
         with pytest.raises(LeaseLost):
             touch(first)
-    assert first.lost
+    assert first.has_lost_lease
     first.rejoin()
     touch(first)
     assert first.server not in (old, second.server)
@@ -170,7 +170,7 @@ def test_a_server_without_its_lease_writes_nothing_until_it_has_joined_again(sha
 
 
 @pytest.mark.postgres
-def test_nobody_takes_over_while_a_server_writes(shared: str) -> None:
+def test_no_server_takes_over_while_a_server_writes(shared: str) -> None:
     """The fence holds also for a transaction that began in time and ends late."""
     first, second = QueueDatabase(shared, lease=0.2), QueueDatabase(shared)
     first._heart.stop()  # type: ignore[union-attr]

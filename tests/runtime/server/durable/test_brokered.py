@@ -1,4 +1,4 @@
-"""Servers whose requests wait in RabbitMQ: any of them runs what comes to one, and a death at any point counts nothing
+"""Requests of servers wait in RabbitMQ: any of them runs what comes to one, and a death at any point counts nothing
 twice.
 """
 

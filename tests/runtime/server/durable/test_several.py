@@ -61,7 +61,7 @@ def test_what_a_dead_server_had_goes_on_after_its_lease(lives: Any, shared: str)
         client.read(second)
         assert time.monotonic() - began > 0.3, "before its lease was over"
         assert client.ended and client.events[: len(seen)] == seen and len(client.tokens()) == 40
-        # nobody asked for the other one: it is answered all the same
+        # no client asked for the other one: it is answered all the same
         with second.http() as http:
             assert eventually(lambda: http.get("/zoo/state").json()["queue"]["running"] == 0, 60)
             answer = http.post("/v1/completions", json=waiting.body, headers={"Idempotency-Key": "other"}).json()
@@ -69,7 +69,7 @@ def test_what_a_dead_server_had_goes_on_after_its_lease(lives: Any, shared: str)
 
 
 def test_a_server_that_was_stopped_past_its_lease_alters_nothing(lives: Any, shared: str) -> None:
-    """Its tokens are others than the second one's: one that it wrote late would show."""
+    """Its tokens differ from the second one's: one that it wrote late would show."""
     client = Client("key")
     with (
         lives("--salt", "a", *SLOW, *LEASE, target=shared) as first,
