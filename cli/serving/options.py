@@ -236,17 +236,14 @@ class ServeOptions:
     queue: str = option("off", group="Server",
         help="Keep durable requests, which outlive the server, in this folder or database (postgresql://…).")
     broker: str | None = option(None, group="Server", needs=["queue"],
-        help="Let durable requests and lines of batches wait in this RabbitMQ broker (amqp://…) until a server of the "
-             "queue has room for them.")
+        help="RabbitMQ broker (amqp://…) in which durable requests wait until a server of the queue has room.")
     durable: str = option("keyed", group="Server", needs=["queue"], choices=get_args(Durability),
         help="Which requests are durable: those with an Idempotency-Key, or all.")
     retention_hours: float = option(24.0, group="Server", shown="24", needs=["queue"],
         help="Time for which answers of durable requests are kept, in hours.")
     lease_seconds: float = option(QUEUE_LEASE_SECONDS, group="Server", shown="10", needs=["shared queue"],
-        help="Time without a sign of life, in seconds, after which other servers of a queue take over what this one "
-             "runs.")
-    batches: BatchLimits = table_option(BatchLimits, group="Server", needs=["queue"],
-        help="Limits on files and batches.")
+        help="Seconds without a sign of life after which other servers of the queue take over what this one runs.")
+    batches: BatchLimits = table_option(BatchLimits, group="Server", needs=["queue"], help="Limits on batches.")
     # fmt: on
 
     @property
@@ -323,7 +320,6 @@ class ServeOptions:
         return shared_memory(self)
 
     def adaptation(self) -> DispatchLimits:
-        """Return how adaptive requests are dispatched."""
         return adaptation_of(self)
 
     def agent(self) -> AgentConfig:
@@ -336,7 +332,6 @@ class ServeOptions:
         return agent_config(self.serving, chosen)
 
     def server(self) -> ServerConfig:
-        """Return the server's configuration."""
         return server_config(self)
 
 

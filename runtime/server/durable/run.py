@@ -41,7 +41,7 @@ class DurableRun:
         return self._chunks
 
     def publish(self, chunks: Sequence[Chunk]) -> None:
-        """Add chunks whose events are in the store; those of numbers that it has are left out."""
+        """Add chunks with events that are in the store; those of numbers that it has are left out."""
         last = self._chunks[-1].number if self._chunks else -1
         if fresh := [chunk for chunk in chunks if chunk.number > last]:
             self._chunks += fresh
