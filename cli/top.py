@@ -186,7 +186,7 @@ def _moves(cluster: Mapping[str, Any]) -> Table:
 
 def _groups(queue: Mapping[str, Any]) -> Table:
     """Return the table of waiting groups, in their order; a forecast beyond the deadline is marked."""
-    title = f"queue ({queue['plan']}): {queue['waiting']} waiting"
+    title = f"queue ({queue['plan']}): {queue['waiting']} waiting{_planned(queue.get('planned'))}"
     table = _table("model", "cell", "slo", "priority", "waiting", "due", "first ends", "last ends", title=title)
     cells = {number: each["cell"] for each in queue["virtual"] for number in each["groups"]}
     for each in queue["groups"][:_ROWS]:
@@ -197,6 +197,15 @@ def _groups(queue: Mapping[str, Any]) -> Table:
             each["model"], cells.get(each["id"], "-"), slo, str(each["priority"]), str(each["waiting"]) + late, *times
         )
     return table
+
+
+def _planned(planned: Mapping[str, Any] | None) -> str:
+    """Return what the planned order is, and why."""
+    if not planned:
+        return ""
+    order = planned["solver"] or "by deadline"
+    more = ", more devices wanted" if planned["scale_up_wanted"] else ""
+    return f"; {order} ({planned['why']}), {planned['late']} late{more}"
 
 
 def _estimates(cluster: Mapping[str, Any]) -> Table:

@@ -71,7 +71,7 @@ class _Silent:
         return EngineMemory(0, 0, 0)
 
     def health(self) -> Mapping[str, Any]:
-        return {"status": "ok", "agents": [{"device": "cpu", "phase": "up", "deaths": 0}]}
+        return {"status": "ok", "agents": [{"device": "cpu", "phase": "up", "deaths": 0}], "scale_up_wanted": False}
 
 
 class _NoQueue:

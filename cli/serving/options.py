@@ -133,10 +133,10 @@ class ServeOptions:
 
     plan: str = option(SHIPPED_CLUSTER.order.plan, group="Queue", choices=get_args(Plan),
         help="Which waiting request is first: by priority and arrival, each model apart (off) or all in one strict "
-             "queue (fcfs); by priority and deadline, which is the arrival plus slo_ms (edf); by deadline, late ones "
-             "last, while running requests give way to urgent ones (qlm).")
+             "queue (fcfs); by priority and deadline, arrival plus slo_ms (edf); by deadline, late ones last, running "
+             "ones give way, models that do not fit together in a planned order (qlm; paper: by its equations).")
     order: OrderConfig = table_option(OrderConfig, group="Queue", without=["plan"], needs=["deadlines"],
-        help="Deadline of requests without slo_ms, and whether running requests give way.")
+        help="Deadline of requests without slo_ms, whether running requests give way, plans, and overload.")
 
     max_num_batched_tokens: int = option(SHIPPED_AGENT.max_num_batched_tokens, group="Batching",
         help="Maximum number of tokens in a step.")

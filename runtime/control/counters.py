@@ -101,6 +101,14 @@ class AgentCounters:
     slo_met: int = _shown("blockzoo:slo_met", "Sequences of requests with slo_ms that ended in time.")
     slo_missed: int = _shown("blockzoo:slo_missed", "Sequences of requests with slo_ms that ended late, or failed.")
     evictions: int = _shown("blockzoo:evictions", "Running sequences that gave way to urgent ones.")
+    # Planned orders of groups (QL-17, QL-18).
+    violations_foreseen: int = _shown(
+        "blockzoo:violations_foreseen", "Times that late requests were foreseen and a plan was asked for."
+    )
+    plans_used: int = _shown("blockzoo:plans_used", "Plans that were followed.")
+    plans_rejected: int = _shown("blockzoo:plans_rejected", "Plans that came too late to be better.")
+    plans_failed: int = _shown("blockzoo:plans_failed", "Plans that were not found.")
+    plan_ns: int = _shown("blockzoo:plan_seconds", "Time that solving plans took, beside the scheduler.", per=1e9)
     # Stages loaded because requests needed them, and unloaded to make room (QL-13).
     stage_loads: int = _shown("blockzoo:stage_loads", "Stages loaded because requests needed them.")
     stage_unloads: int = _shown("blockzoo:stage_unloads", "Stages unloaded to make room for others.")

@@ -7,13 +7,17 @@ nanoseconds of the driver's clock. Frequent types are msgspec Structs, which are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 from runtime.chains import Block, Chain, Variant
 from runtime.control.agent_io import Send
 from runtime.policy.profiles import BlockProfile
+from runtime.policy.slo.plan.problem import GroupPlan, Problem
 from runtime.types import SequenceRequest, TokenEvent
+
+PlanMethod = Literal["search", "paper"]
 
 
 class EmitTokens(msgspec.Struct, frozen=True, gc=False):
@@ -51,7 +55,21 @@ class MoveAnswered:
     error: str = ""
 
 
-SchedulerCommand = Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered
+@dataclass(frozen=True, slots=True)
+class SolvePlan:
+    """Solve a planning problem beside the scheduler, and return its PlanSolved.
+
+    Fields:
+        number: Number of the plan; there is one under way at a time.
+        method: `search`: insertion and annealing; `paper`: the paper's equations.
+    """
+
+    number: int
+    problem: Problem
+    method: PlanMethod
+
+
+SchedulerCommand = SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered
 
 
 class AddRequest(msgspec.Struct, frozen=True, gc=False):
@@ -150,6 +168,22 @@ class WithdrawModel:
     model: str
 
 
+@dataclass(frozen=True, slots=True)
+class PlanSolved:
+    """Report the outcome of a SolvePlan.
+
+    Fields:
+        plan: None where there is none.
+        why: Why not.
+        took_ns: Time that it took.
+    """
+
+    number: int
+    plan: GroupPlan | None
+    why: str
+    took_ns: int
+
+
 SchedulerEvent = (
     AddRequest
     | AddRequests
@@ -161,4 +195,5 @@ SchedulerEvent = (
     | Tick
     | ServeModel
     | WithdrawModel
+    | PlanSolved
 )

@@ -12,7 +12,14 @@ from typing import Protocol
 
 from runtime.chains import Path, RunAhead, Stage
 from runtime.control.agent_io import Send
-from runtime.control.scheduler_io import EmitTokens, ModelUpdated, MoveAnswered, ReplaceAgent, SchedulerCommand
+from runtime.control.scheduler_io import (
+    EmitTokens,
+    ModelUpdated,
+    MoveAnswered,
+    ReplaceAgent,
+    SchedulerCommand,
+    SolvePlan,
+)
 from runtime.messages import (
     CloseSequences,
     LoadStages,
@@ -120,7 +127,7 @@ class CommandOutbox:
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
-        self._updated: list[ModelUpdated | MoveAnswered] = []
+        self._updated: list[ModelUpdated | MoveAnswered | SolvePlan] = []
 
     def load(
         self,
@@ -233,6 +240,10 @@ class CommandOutbox:
 
     def moving(self, seq: str, error: str) -> None:
         self._updated.append(MoveAnswered(seq, error))
+
+    def solve(self, command: SolvePlan) -> None:
+        """Have a plan solved beside the scheduler."""
+        self._updated.append(command)
 
     def flush(self) -> list[SchedulerCommand]:
         """Return all commands, and leave the outbox empty."""

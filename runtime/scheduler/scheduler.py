@@ -34,6 +34,7 @@ from runtime.control.scheduler_io import (
     AgentDown,
     MoveSequence,
     PauseSequence,
+    PlanSolved,
     ResumeSequence,
     SchedulerCommand,
     SchedulerEvent,
@@ -75,6 +76,7 @@ from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.order.ordering import OrderParts, cells_by, deadline_order
+from runtime.scheduler.order.planning import Plans
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.residency import Residency
@@ -133,13 +135,13 @@ class Scheduler:
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
         self._order = None if order is None else OrderParts(self._state, self._seating, order)
+        self.plans = None if order is None or not config.order.plans else Plans(self._state, order)
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
         self._admission = Admission(self._state, self._seating, chooser, self.residency, self._order)
         self.migrations = Migrations(self._state, self._seating, moves)
         self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, self.migrations.at_rest)
-        self._fleet = DeviceEvents(
-            self._state, self._seating, self._admission, self.migrations, self._updates, self.offers
-        )
+        parts = (self._state, self._seating, self._admission, self.migrations, self._updates, self.offers)
+        self._fleet = DeviceEvents(*parts)
         self.control = Controller(self._state, self.migrations, self._prefix_cache)
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -200,12 +202,16 @@ class Scheduler:
                 self.control.tick(now)
                 if self._order is not None:
                     self._order.review(now)
+                if self.plans is not None:
+                    self.plans.review(now)
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
             case ResumeSequence():
                 self.control.pauses.resume(event.seq, now)
             case MoveSequence():
                 self._move(event, now)
+            case PlanSolved() if self.plans is not None:
+                self.plans.solved(event, now)
             case _:
                 raise TypeError(f"{type(event).__name__} is not for schedulers")
         return self._settle(now)
@@ -238,14 +244,12 @@ class Scheduler:
             self._issue(now)
 
     def _abort(self, seq: str, now: int) -> None:
-        sequence = self._state.sequences.get(seq)
-        if sequence is not None:
+        if (sequence := self._state.sequences.get(seq)) is not None:
             self._seating.end(sequence, "abort", now)
 
     def _move(self, event: MoveSequence, now: int) -> None:
-        sequence = self._state.sequences.get(event.seq)
         why = f"no sequence {event.seq}"
-        if sequence is not None:
+        if (sequence := self._state.sequences.get(event.seq)) is not None:
             why = self.migrations.start(sequence, range(event.lo, event.hi), event.target, now) or ""
         self._state.out.moving(event.seq, why)
 

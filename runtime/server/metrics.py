@@ -209,6 +209,10 @@ class _DriverCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         state = self._driver.state()
         yield from self._queues(state)
+        wanted = self._driver.health().get("scale_up_wanted")
+        if wanted is not None:
+            documentation = "Whether late requests remain in the best planned order."
+            yield GaugeMetricFamily("blockzoo:scale_up_wanted", documentation, value=float(wanted))
         yield from self._pages(state)
         yield from self._counters(state)
         yield from self._blocks(state)

@@ -13,9 +13,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
+from runtime.control.overload import retry_after
 from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat, assemble_completion
 from runtime.frontend.choice import AnswerChoice, TextPiece
-from runtime.frontend.errors import RequestError, unavailable
+from runtime.frontend.errors import RequestError, overloaded, unavailable
 from runtime.frontend.schemas import ChatBody, CompletionBody, parse
 from runtime.frontend.served_models import NotServedYet
 from runtime.server.context import Service
@@ -165,4 +166,7 @@ def _raise_failure(service: Service, pieces: Iterable[TextPiece]) -> None:
 def failure(service: Service, error: str | None) -> RequestError:
     """Return the error of a sequence that ended with `error`."""
     message = error or "the sequence was aborted"
+    seconds = retry_after(message)
+    if seconds is not None:
+        return overloaded(message, seconds)
     return RequestError(message, status=500, kind="server_error") if service.driver.alive else unavailable(message)

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 
 from runtime.cluster.agents.pool import AgentPool
 from runtime.cluster.driver.pending_updates import PendingUpdates
+from runtime.cluster.driver.plan_thread import PlanThread
 from runtime.cluster.driver.unavailable_models import UnavailableModel, UnavailableModels, ending, whys
 from runtime.cluster.errors import public
 from runtime.cluster.streams.router import StreamRouter
@@ -32,10 +33,12 @@ from runtime.control.scheduler_io import (
     MoveAnswered,
     MoveSequence,
     PauseSequence,
+    PlanSolved,
     ResumeSequence,
     SchedulerCommand,
     SchedulerEvent,
     ServeModel,
+    SolvePlan,
     Tick,
     WithdrawModel,
 )
@@ -80,6 +83,7 @@ class SchedulerLoop:
         self._changes, self.unavailable_models = PendingUpdates(), UnavailableModels()
         self._asked: deque[Callable[[int], None]] = deque()
         self._arrivals: deque[SequenceRequest] = deque()
+        self._plans = None if scheduler.plans is None else PlanThread(self._plan_solved)
         self._stopping = False
         self._next_tick = 0
         self._thread = threading.Thread(target=self._run, name="zoo-scheduler", daemon=True)
@@ -87,6 +91,8 @@ class SchedulerLoop:
     # -- any thread ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        if self._plans is not None:
+            self._plans.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -150,6 +156,8 @@ class SchedulerLoop:
             _log.critical("the scheduler's loop has died", exc_info=True)
             reason = f"the scheduler's loop has died: {public(error)}"
         self._asked.clear()
+        if self._plans is not None:
+            self._plans.stop()
         self._died(reason)
 
     def _turn(self) -> None:
@@ -183,6 +191,8 @@ class SchedulerLoop:
                 self._handle_events([AbortSequence(seq) for seq in self._routes.deliver(command.events)], now)
             elif isinstance(command, ModelUpdated):
                 self._changes.answered(command)
+            elif isinstance(command, SolvePlan) and self._plans is not None:
+                self._plans.solve(command)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -205,6 +215,9 @@ class SchedulerLoop:
 
     def _take_in(self, taken: Sequence[SequenceRequest], now: int) -> None:
         self._handle_events([AddRequest(taken[0]) if len(taken) == 1 else AddRequests(tuple(taken))], now)
+
+    def _plan_solved(self, event: PlanSolved) -> None:
+        self.run_soon(lambda now: self._handle_events([event], now))
 
     def _begin(self, event: ServeModel | WithdrawModel, answer: Future[ModelUpdated], now: int) -> None:
         self._changes.add_update(event, answer)

@@ -117,7 +117,16 @@ class ClusterView:
         facts, stranded = self.agents(), self._unavailable_models.reasons()
         degraded = bool(stranded) or any(each.phase != "up" for each in facts)
         unavailable = {"unavailable": stranded} if stranded else {}
-        return {"status": "degraded" if degraded else "ok", "agents": [asdict(each) for each in facts], **unavailable}
+        with self._changed:
+            plans = self._scheduler.plans
+            wanted = {} if plans is None else {"scale_up_wanted": plans.scale_up_wanted}
+        status = "degraded" if degraded else "ok"
+        return {"status": status, "agents": [asdict(each) for each in facts], **unavailable, **wanted}
+
+    def scale_up_wanted(self) -> bool:
+        """Return whether late requests remain in the best order known (QL-23)."""
+        with self._changed:
+            return self._scheduler.plans is not None and self._scheduler.plans.scale_up_wanted
 
     def memory(self) -> EngineMemory:
         """Return the bytes of all living devices, as of their latest loads.

@@ -33,7 +33,7 @@ def block_limit(decode: Grid, gain: float, most: int, context: int = CONTEXT) ->
 
 
 def rows_in_memory(pages: int, layers: int, page_tokens: int, context: int = CONTEXT) -> int:
-    """Return the rows of `context` tokens whose K and V, of so many layers, fit in the pages of a device; at least 1.
+    """Return how many rows of `context` tokens a device's pages hold, with K and V of so many layers; at least 1.
 
     Blocks without attention have no such limit: with 0 layers it is as many as there are pages.
     """

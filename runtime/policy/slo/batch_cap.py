@@ -1,7 +1,7 @@
 """Choose the rows that are left out of a device's steps, so that an urgent sequence there ends in time.
 
-A step takes longer the more rows it has. The largest batch is chosen whose steps are short enough for the tightest
-deadline that can still be met, and rows that can wait for that sequence's end are left out, those with the most time
+A step takes longer the more rows it has. The largest batch with steps short enough for the tightest deadline that can
+still be met is chosen, and rows that can wait for that sequence's end are left out, those with the most time
 first. Rows that are late anyway limit nothing. (Chiron, arXiv 2501.08090; SLOs-Serve, arXiv 2504.08784.) Pure; times in
 ns.
 """

@@ -13,7 +13,8 @@ from runtime.scheduler.observe.measured_times import KINDS, Kind
 
 if TYPE_CHECKING:
     from runtime.scheduler.devices.devices import Device
-    from runtime.scheduler.scheduler import Scheduler
+    from runtime.scheduler.order.planning import PlanState
+from runtime.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +157,14 @@ class QueuePicture:
         groups: In their order.
         virtual: The virtual queue of each cell: the ids of its groups. One named `all` where sequences run
             on any devices.
+        planned: The planned order; None where no order is planned.
     """
 
     plan: str
     waiting: int
     groups: tuple[GroupPicture, ...]
     virtual: tuple[Mapping[str, Any], ...]
+    planned: PlanState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +241,8 @@ def _queue(scheduler: Scheduler) -> QueuePicture | None:
     for told in forecasts:
         by_cell.setdefault(told.cell, []).append(str(told.id))
     cells = tuple({"cell": name or "all", "groups": tuple(ids)} for name, ids in by_cell.items())
-    return QueuePicture(order.plan, sum(each.waiting for each in groups), groups, cells)
+    planned = None if scheduler.plans is None else scheduler.plans.picture()
+    return QueuePicture(order.plan, sum(each.waiting for each in groups), groups, cells, planned)
 
 
 def _estimates(scheduler: Scheduler, kind: Kind) -> EstimatePicture | None:

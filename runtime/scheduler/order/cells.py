@@ -43,7 +43,7 @@ class CellAssignment:
         return None if cell is None else cell.devices
 
     def review(self, chains: Collection[Chain]) -> None:
-        """Partition the devices again, and assign the groups whose cell has no living path for them any more.
+        """Partition the devices again, and assign the groups that have no living path in their cell any more.
 
         `chains`: all that new or live sequences need.
         """

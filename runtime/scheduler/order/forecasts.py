@@ -114,16 +114,20 @@ class Forecasts:
         """Count it no more."""
         self.groups.remove(sequence.seq)
 
+    def places(self, cell: str) -> int:
+        """Return how many sequences run in a cell at a time."""
+        return self._places.get(cell, self._most)
+
     def limit(self, sequence: ScheduledSequence) -> None:
         """Record that a waiting sequence finds no room beside those that run in its cell."""
         cell = self._cell(sequence)
         self._places[cell] = max(self.running(cell), 1)
 
-    def promise(self, sequence: ScheduledSequence, now: int) -> None:
-        """Forecast the end of a request that has arrived, and is the last of its group."""
+    def promise(self, sequence: ScheduledSequence, now: int) -> Forecast | None:
+        """Forecast the end of a request that has arrived, and is the last of its group; None for a paused one."""
         own = self.groups.group_of(sequence.seq)
         if own is None:
-            return  # it is paused
+            return None
         rank = (own.key.priority, own.place, sequence.rank.order)
         waiting = (
             (len(group) - (group is own), self.work(group))
@@ -132,8 +136,9 @@ class Forecasts:
         )
         rests = [self.rest(each) for each in self._here(own.cell)]
         error, sigmas = self._error**0.5, self._bounds.sigmas
-        made = forecast(rests, waiting, self.rest(sequence), self._places.get(own.cell, self._most), error, sigmas)
+        made = forecast(rests, waiting, self.rest(sequence), self.places(own.cell), error, sigmas)
         self._promises[sequence.seq] = _Promise(now, made)
+        return made
 
     def record_start(self, sequence: ScheduledSequence, now: int) -> None:
         self.groups.start(sequence.seq)
@@ -195,7 +200,7 @@ class Forecasts:
         """Return the time in which a cell has served all that runs and waits there."""
         work = sum(self.rest(each).mean for each in self._here(cell))
         work += sum(len(group) * self.work(group).mean for group in self.groups if group.cell == cell)
-        return work / self._places.get(cell, self._most)
+        return work / self.places(cell)
 
     def by_group(self, now: int) -> list[GroupForecast]:
         """Return the waiting groups in their order, with forecasts."""
@@ -206,7 +211,7 @@ class Forecasts:
             if group.cell not in rests:
                 rests[group.cell] = [self.rest(each) for each in self._here(group.cell)]
             here, before = rests[group.cell], ahead.setdefault(group.cell, [])
-            count, own, places = len(group), self.work(group), self._places.get(group.cell, self._most)
+            count, own, places = len(group), self.work(group), self.places(group.cell)
             first = forecast(here, before, own, places)
             last = forecast(here, [*before, (count - 1, own)], own, places) if count > 1 else first
             end, until = now + first.end, now + last.end

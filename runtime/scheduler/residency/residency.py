@@ -100,6 +100,8 @@ class Residency:
         self._idle: dict[tuple[str, Stage], int] = {}
         self._resting = False  # whether pages wait for a stage that has not been idle for long enough
         self._began: dict[tuple[str, Stage], tuple[int, int]] = {}
+        #: When the latest load of each loaded stage ended, and how long it took.
+        self._loads: dict[tuple[str, Stage], tuple[int, int]] = {}
         self._rate = 0.0
         self.counts = SwapCounts()
 
@@ -191,6 +193,7 @@ class Residency:
         self.counts.loaded_bytes += nbytes
         self.counts.load_ns += now - since
         self._used[device, stage] = now
+        self._loads[device, stage] = now, now - since
         if nbytes and now > since:
             rate = nbytes / (now - since)
             self._rate = rate if not self._rate else (1 - _WEIGHT) * self._rate + _WEIGHT * rate
@@ -200,6 +203,7 @@ class Residency:
         self._waiters.pop(device, None)
         self._began = {key: each for key, each in self._began.items() if key[0] != device}
         self._idle = {key: each for key, each in self._idle.items() if key[0] != device}
+        self._loads = {key: each for key, each in self._loads.items() if key[0] != device}
 
     def retry_waiting(self, now: int) -> None:
         """Let admission run again while a sequence waits for room. Called on every tick."""
@@ -225,11 +229,36 @@ class Residency:
         if gone is None:
             self._wait(sequence, device, resident, incoming, now)
             return False
+        if gone and self._in_run(sequence, device, gone, incoming, now):
+            self._resting = True
+            return False
         if gone:
             self._unload(device, [each.stage for each in gone if each.stage is not None], now)
         while not state.fits(sequence.chain, name, stage) and self._prefix_cache.give_way(name):
             pass
         return True
+
+    def _in_run(
+        self, sequence: ScheduledSequence, device: Device, gone: Sequence[_OnDevice], incoming: StageWeights, now: int
+    ) -> bool:
+        """Return whether a stage that would leave has work, and has not served for long enough since its load.
+
+        Without this, models that take turns would load for longer than they serve. What would be late by waiting does
+        not wait.
+        """
+        order, floor = self._state.order, self._state.config.order.run_floor
+        if order is None or not self._state.config.order.plans or not floor:
+            return False
+        ends = (
+            since + floor * took
+            for each in gone
+            if each.stage is not None and (each.next_use is not None or each.stage in self._in_use(device))
+            for since, took in (self._loads.get((device.name, each.stage), (0, 0)),)
+        )
+        wait = max(ends, default=0.0) - now
+        load = incoming.own + sum(incoming.blocks.values())
+        expected = load / self._rate if self._rate else 0.0
+        return wait > 0 and now + wait + expected + order.longest(sequence) <= sequence.rank.order
 
     def _limit_beside(self, sequence: ScheduledSequence, device: Device, stage: Stage, grown: bool) -> int:
         """Return the bytes of weights that a device may hold beside pages in use and those that a sequence needs.
@@ -305,6 +334,8 @@ class Residency:
             waiter.holds = True  # pages are in the way
             return
         gone = stages_to_unload(able, incoming, device.plan.limit, order, place)
+        if gone and self._in_run(sequence, device, gone, incoming, now):
+            return
         fresh = {each.stage for each in gone or () if each.stage is not None} - waiter.closed
         for stage in sorted(fresh):
             self._state.tell.control(now, "stage.close", "QL-13", device.name, stage=stage.id, seq=sequence.seq)
@@ -373,6 +404,7 @@ class Residency:
         self._state.unload(device.name, stages)
         for stage in stages:
             self._used.pop((device.name, stage), None)
+            self._loads.pop((device.name, stage), None)
             self._idle.pop((device.name, stage), None)
             self._state.tell.control(now, "stage.unload", "QL-13", device.name, stage=stage.id)
         self.counts.unloads += len(stages)

@@ -42,9 +42,20 @@ from runtime.control.agent_io import (
     VerifyActivations,
     WritePages,
 )
-from runtime.control.scheduler_io import AddRequest, AgentDown, EmitTokens, ReplaceAgent, SchedulerEvent, Tick
+from runtime.control.scheduler_io import (
+    AddRequest,
+    AgentDown,
+    EmitTokens,
+    PlanSolved,
+    ReplaceAgent,
+    SchedulerEvent,
+    SolvePlan,
+    Tick,
+)
 from runtime.messages import PROTOCOL, SCHEDULER, AgentHello, Message
 from runtime.scheduler.observe.replay_log import Handler
+from runtime.scheduler.order.plan_solver import solution_of
+from runtime.sim.cost.plans import SIMULATED_ROUNDS, solving_ns
 from runtime.sim.results.recorder import RunRecorder, Sample
 from runtime.sim.run.clock import EventClass, VirtualClock
 from runtime.sim.run.engine import hollow_rows
@@ -143,8 +154,17 @@ class Simulation:
                 self.ledger.add_events(command.events, now)
             elif type(command) is ReplaceAgent:
                 self._replace(command.device)
+            elif type(command) is SolvePlan:
+                self._solve(command)
         for device, sends in said.items():
             self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._hear_all, device, sends))
+
+    def _solve(self, command: SolvePlan) -> None:
+        """Solve a plan; it takes the time that a table has for its size, whatever it takes here."""
+        took = solving_ns(command)
+        found = solution_of(command, rounds=min(command.problem.rounds, SIMULATED_ROUNDS))
+        solved = PlanSolved(command.number, found.plan, found.why, took)
+        self.clock.at(self.clock.now + took, EventClass.ARRIVED, (self._handle_at_scheduler, solved))
 
     def _count(self, event: object, seconds: float) -> None:
         self.cost.calls += 1

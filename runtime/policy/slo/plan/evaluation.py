@@ -24,6 +24,12 @@ class Evaluator:
         self.data = kernel.column(plain.with_weights(_weights(plain)).data)
         self.work = kernel.column([0] * plain.layout.work)
 
+    @property
+    def hopeless(self) -> int:
+        """Requests of groups that would be late alone and first: they have no weight in any order."""
+        t = self.layout
+        return sum(int(self.data[t.members + i]) for i in range(t.groups) if not self.data[t.weight + i])
+
     def score(self, orders: Sequence[Sequence[int]]) -> PlanScore:
         """Return the score of an order. Raises ValueError for one that is none."""
         cells, lengths = self.cells(orders)

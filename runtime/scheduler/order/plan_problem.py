@@ -1,0 +1,198 @@
+"""Write the waiting groups and the devices as a planning problem (QL-04, QL-18, QL-22).
+
+Queues are those of the serving cells (`scheduler.order.cells`). A group may run in the cells that are homes of its
+chain (`policy.residency.homes`), mostly one, so what a plan decides is the order there. Loads cost what the scheduler
+has measured, by the tier that blocks come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from runtime.chains import Chain
+from runtime.policy.slo.cells import ServingCell
+from runtime.policy.slo.forecast import Occupancy
+from runtime.policy.slo.groups import Group
+from runtime.policy.slo.plan.problem import (
+    SAME_SPEED,
+    Orders,
+    PlanGroup,
+    PlanQueue,
+    Problem,
+    QueueRates,
+    Spread,
+)
+from runtime.scheduler.order.deadlines import DeadlineOrder
+from runtime.scheduler.state import ClusterState
+
+#: Most groups of a problem; the most urgent ones are planned.
+MOST_GROUPS = 256
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """A problem with what its numbers stand for.
+
+    Fields:
+        cells: Name of each queue; empty where there is one cell.
+        present: The order now, numbers of groups by queue.
+    """
+
+    problem: Problem
+    cells: tuple[str, ...]
+    present: Orders
+
+
+def planning_of(state: ClusterState, order: DeadlineOrder, rounds: int, now: int) -> Planning | None:
+    """Return the problem at this moment; None where an order of groups gains nothing over deadlines.
+
+    That is so where all chains of a cell fit together, or there are fewer than two groups.
+    """
+    if state.config.residency != "swap":
+        return None
+    chains = {chain.version: chain for chain in state.in_use()}
+    waiting = [group for group in order.forecasts.groups if group.key.chain in chains][:MOST_GROUPS]
+    if len(waiting) < 2:
+        return None
+    made = _Builder(state, order, chains, waiting)
+    return made.planning(waiting, rounds, now) if made.contended else None
+
+
+def _cells(state: ClusterState) -> list[ServingCell]:
+    """Return the serving cells; one of all devices where there are none."""
+    found = () if state.cells is None else state.cells.cells
+    return list(found) or [ServingCell("", frozenset(device.name for device in state.devices))]
+
+
+class _Builder:
+    def __init__(
+        self, state: ClusterState, order: DeadlineOrder, chains: Mapping[str, Chain], waiting: Sequence[Group]
+    ) -> None:
+        self._state, self._order = state, order
+        loaded = {stage.model for device in state.devices for stage in device.stages.loaded}
+        wanted = {group.key.chain for group in waiting}
+        some = {version: chain for version, chain in chains.items() if version in wanted or chain.loaded_as in loaded}
+        self._chains = [some[version] for version in sorted(some)]
+        self._numbers = {chain.version: at for at, chain in enumerate(self._chains)}
+        sizes: dict[str, int] = {}
+        for chain in self._chains:
+            sizes.update(state.sizes_of(use.block for use in chain.uses))
+            own = sum(use.adapter_bytes for use in chain.uses)
+            if own:
+                sizes[f"adapters {chain.version}"] = own
+        self._sizes = sizes
+        self._blocks = {name: at for at, name in enumerate(sorted(sizes))}
+        cells = _cells(state)
+        self._names_of_cells = [cell.name for cell in cells]
+        self._cells = [tuple(sorted(cell.devices)) for cell in cells]
+        self._rooms = [self._room(cell) for cell in self._cells]
+
+    @property
+    def contended(self) -> bool:
+        """Whether the chains of some cell do not fit together."""
+        for cell, room in zip(self._cells, self._rooms, strict=True):
+            names = {name for chain in self._chains if self._at_home(chain, cell) for name in self._names(chain)}
+            if room and sum(self._sizes[name] for name in names) > room:
+                return True
+        return False
+
+    def planning(self, waiting: Sequence[Group], rounds: int, now: int) -> Planning:
+        largest = max(sum(self._sizes[name] for name in self._names(chain)) for chain in self._chains)
+        places = [max(self._order.forecasts.places(name), 1) for name in self._names_of_cells]
+        present = [self._queue_of(group) for group in waiting]
+        groups = tuple(self._group(group, places[at]) for group, at in zip(waiting, present, strict=True))
+        queues = tuple(
+            PlanQueue(
+                name,
+                max(room or sum(self._sizes.values()), largest),
+                tuple(self._numbers[chain.version] for chain in self._chains if self._loaded(chain, cell)),
+                self._busy(cell, count),
+            )
+            for name, cell, room, count in zip(self._names_of_cells, self._cells, self._rooms, places, strict=True)
+        )
+        problem = Problem(
+            now // 1000,
+            groups,
+            queues,
+            tuple(tuple(self._blocks[name] for name in self._names(chain)) for chain in self._chains),
+            tuple(self._sizes[name] for name in sorted(self._sizes)),
+            tuple(self._rates(cell) for cell in self._cells),
+            alpha=self._state.config.order.plan_alpha,
+            rounds=rounds,
+        )
+        order = tuple(tuple(i for i, queue in enumerate(present) if queue == at) for at in range(len(queues)))
+        return Planning(problem, tuple(self._names_of_cells), order)
+
+    def _queue_of(self, group: Group) -> int:
+        """Return the number of a group's cell; of its chain's first home where it is assigned to none."""
+        if group.cell in self._names_of_cells:
+            return self._names_of_cells.index(group.cell)
+        chain = self._chains[self._numbers[group.key.chain]]
+        return next((at for at, cell in enumerate(self._cells) if self._at_home(chain, cell)), 0)
+
+    def _group(self, group: Group, places: int) -> PlanGroup:
+        work, count = self._order.forecasts.work(group), len(group)
+        return PlanGroup(
+            group.id,
+            self._numbers[group.key.chain],
+            count,
+            group.due // 1000,
+            _spread(Occupancy(work.mean * count / places, work.variance * count / places**2)),
+            _spread(work),
+            group.key.priority,
+        )
+
+    def _names(self, chain: Chain) -> list[str]:
+        names = list(self._state.sizes_of(use.block for use in chain.uses))
+        adapters = f"adapters {chain.version}"
+        return [*names, adapters] if adapters in self._sizes else names
+
+    def _at_home(self, chain: Chain, cell: Sequence[str]) -> bool:
+        return any(name in cell for use in chain.uses for name in self._state.block_map.instances.get(use.block, ()))
+
+    def _loaded(self, chain: Chain, cell: Sequence[str]) -> bool:
+        devices = (self._state.devices[name] for name in cell)
+        return any(
+            stage.model == chain.loaded_as
+            for device in devices
+            for stage in (*device.stages.loaded, *device.stages.loading)
+        )
+
+    def _room(self, cell: Sequence[str]) -> int:
+        """Return the bytes of weights that a cell's devices hold beside the pages in use; 0: no limit."""
+        room = 0
+        for name in cell:
+            device = self._state.devices[name]
+            if not device.plan.limit:
+                return 0
+            room += min(device.plan.limit, device.pages.weights_beside(device.pages.used_pages))
+        return max(room, 1)
+
+    def _busy(self, cell: Sequence[str], places: int) -> Spread:
+        """Return how long what runs in a cell holds its places on average."""
+        running = (each for each in self._state.running.values() if each.path and each.path[0].device in cell)
+        mean = variance = 0.0
+        for each in map(self._order.forecasts.rest, running):
+            mean, variance = mean + each.mean, variance + each.variance
+        return _spread(Occupancy(mean / places, variance / places**2))
+
+    def _rates(self, cell: Sequence[str]) -> QueueRates:
+        loads, device = self._state.times.loads, cell[0]
+        cold = round(1e6 * loads.seconds_per_byte * _MIB)
+        each = {name: round(1e6 * loads.block_seconds(device, name, _MIB)) for name in self._blocks}
+        warm = min((time for time in each.values() if time), default=cold)
+        home = [SAME_SPEED if self._at_home(chain, cell) else 0 for chain in self._chains]
+        return QueueRates(
+            tuple(home),
+            round(1e6 * loads.delay(device)),
+            cold,
+            warm,
+            frozenset(at for name, at in self._blocks.items() if each[name] < cold),
+            keeps=warm < cold,
+        )
+
+
+def _spread(work: Occupancy) -> Spread:
+    return Spread(int(work.mean / 1000), int(work.variance**0.5 / 1000))
