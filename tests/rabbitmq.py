@@ -103,13 +103,15 @@ def broker(program: Path) -> Iterator[Broker]:
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2",
     }
     made = Broker(program, root, ports[0], environment)
+    # A node would start its name service as a daemon, which would outlive it.
+    names = subprocess.Popen(["epmd", "-port", str(ports[2])], env=environment, cwd=root)
     try:
         made.start()
         yield made
     finally:
         made.kill()
-        # The node's name service was started by the node, and outlives it.
-        subprocess.run(["epmd", "-port", str(ports[2]), "-kill"], check=False, capture_output=True, timeout=30)
+        names.kill()
+        names.wait(30)
         shutil.rmtree(root, ignore_errors=True)
 
 

@@ -69,8 +69,7 @@ class ServeOptions:
         help="Models to serve, by name or unique ending of it.")
     device: str = option("cpu", group="Model", help="Device of the engine: cpu, cuda or cuda:N.")
     dtype: str | None = option(None, group="Model", choices=("float32", "bfloat16", "float16"),
-        shown="each model's own",
-        help="Data type of weights and activations.")
+        shown="each model's own", help="Data type of weights and activations.")
     max_model_len: int | None = option(None, group="Model", shown="each model's own",
         help="Maximum context length (prompt and output) in tokens, of every model.")
     executor: str = option("auto", group="Model", choices=("auto", "paged", "dense"),

@@ -76,7 +76,6 @@ from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.order.ordering import OrderParts, cells_by, deadline_order
-from runtime.scheduler.order.planning import Plans
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.residency import Residency
@@ -135,7 +134,7 @@ class Scheduler:
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
         self._order = None if order is None else OrderParts(self._state, self._seating, order)
-        self.plans = None if order is None or not config.order.plans else Plans(self._state, order)
+        self.plans = None if self._order is None else self._order.plans
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
         self._admission = Admission(self._state, self._seating, chooser, self.residency, self._order)
         self.migrations = Migrations(self._state, self._seating, moves)
@@ -202,8 +201,6 @@ class Scheduler:
                 self.control.tick(now)
                 if self._order is not None:
                     self._order.review(now)
-                if self.plans is not None:
-                    self.plans.review(now)
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
             case ResumeSequence():

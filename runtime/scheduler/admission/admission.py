@@ -16,7 +16,6 @@ from functools import partial
 from typing import Protocol
 
 from runtime.chains import Chain, Path, Stage, devices_of
-from runtime.control.overload import late_reason
 from runtime.control.request_checks import refusal
 from runtime.control.sequence import Rank
 from runtime.kv.pages import groups_for
@@ -25,7 +24,6 @@ from runtime.policy.routing.paths import path_cost
 from runtime.scheduler.admission.variant_choice import VariantChooser
 from runtime.scheduler.controllers.actions import holders
 from runtime.scheduler.kv.prefix_index import PrefixMatch
-from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.placement.block_map import blocks_of
 from runtime.scheduler.residency.residency import Residency
 from runtime.scheduler.routing.route_cache import Route
@@ -40,6 +38,9 @@ _LOOKED = 50_000_000
 
 class Bounding(Protocol):
     """An order by deadline, as far as admission needs it."""
+
+    def forecast(self, sequence: ScheduledSequence, now: int) -> None:
+        """Forecast the end of a request that has arrived; refuse it if that is too late and `overload` says so."""
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room on the route that it would take."""
@@ -99,25 +100,8 @@ class Admission:
         state.users[chain.loaded_as] += 1
         state.waiting.add(sequence)
         state.changed = True
-        if state.order is not None:
-            self._forecast(sequence, state.order, now)
-
-    def _forecast(self, sequence: ScheduledSequence, order: DeadlineOrder, now: int) -> None:
-        """Forecast the end of a request that has arrived; refuse it if that is too late and `overload` says so."""
-        made = order.forecasts.promise(sequence, now)
-        late = 0 if made is None else now + made.end - sequence.rank.order
-        if late <= 0 or not self._refuses_late(sequence.request):
-            return
-        state = self._state
-        state.waiting.remove(sequence)
-        del state.sequences[sequence.seq]
-        state.users[sequence.chain.loaded_as] -= 1
-        order.record_end(sequence, "error", now)
-        self._seating.refuse(sequence.request, late_reason(late), now)
-
-    def _refuses_late(self, request: SequenceRequest) -> bool:
-        """Return whether a request is refused if it will most likely be late (QL-19); one that has begun is not."""
-        return self._state.config.order.overload == "reject" and request.slo_ms is not None and not request.output
+        if self._order is not None:
+            self._order.forecast(sequence, now)
 
     def admit(self, now: int) -> None:
         """Admit every waiting sequence that fits, chain by chain in rank order."""

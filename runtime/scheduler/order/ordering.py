@@ -2,7 +2,8 @@
 
     rows have returned    batch_caps: learn, and leave rows out of the next steps
     admission             cells: what waits goes to free places elsewhere; evictions: what runs gives way; again
-    a tick                deadlines: measure progress
+    arrival               deadlines: forecast, and refuse what will be late, where that is asked for
+    a tick                deadlines: measure progress; plans: judge the order, and ask for a better one
     devices               cells: partition them again, also at each tick
 
 Contract: parts that are off do nothing. It decides nothing.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from runtime.config import ClusterConfig
+from runtime.control.overload import late_reason
 from runtime.messages import RowsDone
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.observe.measured_times import MeasuredTimes
@@ -20,6 +22,7 @@ from runtime.scheduler.order.batch_caps import BatchCaps
 from runtime.scheduler.order.cells import CellAssignment
 from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.order.evictions import Evictions
+from runtime.scheduler.order.planning import Plans
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
@@ -46,10 +49,26 @@ class OrderParts:
     """The parts of one scheduler's order by deadline."""
 
     def __init__(self, state: ClusterState, seating: SequenceLifecycle, order: DeadlineOrder) -> None:
-        self._state, self._order = state, order
+        self._state, self._seating, self._order = state, seating, order
+        self.plans = Plans(state, order) if state.config.order.plans else None
         self._living: frozenset[str] = frozenset()
         self._evictions = Evictions(state, seating, order, state.config.order.evicts)
         self._caps = BatchCaps(state, order) if state.config.order.caps else None
+
+    def forecast(self, sequence: ScheduledSequence, now: int) -> None:
+        """Forecast the end of a request that has arrived; refuse it if that is too late and `overload` says so (QL-19).
+
+        One without `slo_ms`, or that has tokens already, is never refused.
+        """
+        made, request, state = self._order.forecasts.promise(sequence, now), sequence.request, self._state
+        late = 0 if made is None else now + made.end - sequence.rank.order
+        if late <= 0 or state.config.order.overload != "reject" or request.slo_ms is None or request.output:
+            return
+        state.waiting.remove(sequence)
+        del state.sequences[sequence.seq]
+        state.users[sequence.chain.loaded_as] -= 1
+        self._order.record_end(sequence, "error", now)
+        self._seating.refuse(request, late_reason(late), now)
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room."""
@@ -89,3 +108,5 @@ class OrderParts:
         self._review_cells()
         self._order.sample(self._state.running.values(), now)
         self._state.changed |= len(self._state.waiting) > 0
+        if self.plans is not None:
+            self.plans.review(now)

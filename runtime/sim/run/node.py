@@ -44,6 +44,13 @@ class Node:
     host_kv: int = 0
     copies: list[int] = field(default_factory=lambda: [0, 0])
 
+    def copy(self, back: bool, nbytes: int, now: int) -> tuple[int, int]:
+        """Occupy the device's link with K and V that go to host memory or come `back`; return begin and time in ns."""
+        link, way = self.loader.host.server.host, int(back)
+        began = max(now, self.copies[way])
+        self.copies[way] = began + link.busy_ns(nbytes)
+        return began, self.copies[way] - began + link.latency
+
 
 @dataclass(frozen=True, slots=True)
 class Periods:

@@ -46,7 +46,6 @@ from runtime.control.scheduler_io import (
     AddRequest,
     AgentDown,
     EmitTokens,
-    PlanSolved,
     ReplaceAgent,
     SchedulerEvent,
     SolvePlan,
@@ -54,8 +53,7 @@ from runtime.control.scheduler_io import (
 )
 from runtime.messages import PROTOCOL, SCHEDULER, AgentHello, Message
 from runtime.scheduler.observe.replay_log import Handler
-from runtime.scheduler.order.plan_solver import solution_of
-from runtime.sim.cost.plans import SIMULATED_ROUNDS, solving_ns
+from runtime.sim.cost.plans import solved
 from runtime.sim.results.recorder import RunRecorder, Sample
 from runtime.sim.run.clock import EventClass, VirtualClock
 from runtime.sim.run.engine import hollow_rows
@@ -155,16 +153,10 @@ class Simulation:
             elif type(command) is ReplaceAgent:
                 self._replace(command.device)
             elif type(command) is SolvePlan:
-                self._solve(command)
+                found = solved(command)
+                self.clock.at(now + found.took_ns, EventClass.ARRIVED, (self._handle_at_scheduler, found))
         for device, sends in said.items():
             self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._hear_all, device, sends))
-
-    def _solve(self, command: SolvePlan) -> None:
-        """Solve a plan; it takes the time that a table has for its size, whatever it takes here."""
-        took = solving_ns(command)
-        found = solution_of(command, rounds=min(command.problem.rounds, SIMULATED_ROUNDS))
-        solved = PlanSolved(command.number, found.plan, found.why, took)
-        self.clock.at(self.clock.now + took, EventClass.ARRIVED, (self._handle_at_scheduler, solved))
 
     def _count(self, event: object, seconds: float) -> None:
         self.cost.calls += 1
@@ -244,16 +236,8 @@ class Simulation:
                 rows = hollow_rows(command.pieces)
                 self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (rows,))
             elif type(command) is VerifyActivations:
-                self.clock.at(
-                    now,
-                    EventClass.LOADED,
-                    (
-                        self._handle_at_device,
-                        name,
-                        node.life,
-                        ActivationsVerified(command.move, command.lo, command.hi),
-                    ),
-                )
+                verified = ActivationsVerified(command.move, command.lo, command.hi)
+                self.clock.at(now, EventClass.LOADED, (self._handle_at_device, name, node.life, verified))
             elif type(command) is CopyOut:
                 copied = node.engine.read_pages(command.pages)
                 self._copied(name, node, CopiedOut(command.key, copied, 0), len(copied.data))
@@ -267,12 +251,10 @@ class Simulation:
 
     def _copied(self, name: str, node: Node, event: CopiedOut | CopiedIn, nbytes: int) -> None:
         """Report K and V that go to host memory or come back over the device's link, each way one after the other."""
-        link, now, way = node.loader.host.server.host, self.clock.now, int(isinstance(event, CopiedIn))
-        began = max(now, node.copies[way])
-        node.copies[way] = began + link.busy_ns(nbytes)
-        took = node.copies[way] - began + link.latency
-        told = replace(event, took=took)
-        self.clock.at(began + took, EventClass.LOADED, (self._handle_at_device, name, node.life, told))
+        began, took = node.copy(isinstance(event, CopiedIn), nbytes, self.clock.now)
+        self.clock.at(
+            began + took, EventClass.LOADED, (self._handle_at_device, name, node.life, replace(event, took=took))
+        )
 
     def _send(self, source: str, to: str, message: Message, arrays: Sequence[Array]) -> None:
         now = self.clock.now
@@ -303,10 +285,10 @@ class Simulation:
                 self._handle_at_device(name, life, StageFailed(found.stage, found.error))
                 continue
             self.ledger.loaded(found.nbytes, found.ns)
-            loaded = StageLoaded(
-                found.stage, found.spec, node.engine.memory().weights, LoadedUnits((), found.disk, found.host)
+            units = LoadedUnits((), found.disk, found.host)
+            self._handle_at_device(
+                name, life, StageLoaded(found.stage, found.spec, node.engine.memory().weights, units)
             )
-            self._handle_at_device(name, life, loaded)
         self._wake(name, node)
 
     def _report(self, name: str) -> None:

@@ -1,0 +1,79 @@
+"""Settings of the order of waiting sequences (`--plan`, table `[order]`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+#: Which waiting sequence runs first (`scheduler.order.deadlines`). `off`: by priority, then arrival. `fcfs`: the same,
+#: one strict queue of all models. `edf`: by priority, then deadline. `qlm`: by deadline too; those that are late anyway
+#: go last, and running sequences give way to urgent ones (QL-09).
+#: Groups of models that do not fit together run in a planned order. `paper`: as `qlm`, with the paper's equations.
+Plan = Literal["off", "fcfs", "edf", "qlm", "paper"]
+
+#: See `OrderConfig.overload`.
+Overload = Literal["queue", "edf", "reject"]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderConfig:
+    """Configure the order of sequences by deadline.
+
+    Fields:
+        soft_deadline_ms: Deadline of a request without `slo_ms`, from its arrival.
+        evict: Whether running sequences give way to urgent ones (`qlm`).
+        cap_batches: Whether rows that can wait are left out of steps that would be too long for an urgent sequence that
+            runs (`qlm`).
+        cells: Whether each serving cell has a virtual queue of its own (`qlm`; QL-04), or one for all.
+        group_batches: Most requests of a group, as a multiple of the mean number that run (QL-03; the paper's delta).
+        plan_alpha: Probability with which a planned group is to be on time.
+        plan_rounds: Moves that the search for a plan tries; 0: groups are only inserted.
+        plan_duty: Most of the time that plans may be solved, as a share.
+        run_floor: A model that was loaded serves its requests for at least so many times the duration of its load
+            before another one takes its place, unless that one would be late; 0: no such limit. With a plan.
+        overload: What becomes of requests where late ones remain in the best plan (QL-19): all wait in the planned
+            order (`queue`) or by deadline (`edf`), or new ones that will most likely be late are refused (`reject`).
+    """
+
+    plan: Plan = "off"
+    soft_deadline_ms: int = 600_000
+    evict: bool = True
+    cap_batches: bool = True
+    group_batches: int = 4
+    cells: bool = True
+    plan_alpha: float = 0.95
+    plan_rounds: int = 40_000
+    plan_duty: float = 0.05
+    run_floor: float = 2.0
+    overload: str = "queue"
+
+    def __post_init__(self) -> None:
+        if self.plan not in get_args(Plan):
+            raise ValueError(f"plan must be one of {', '.join(get_args(Plan))}")
+        if min(self.soft_deadline_ms, self.group_batches) < 1:
+            raise ValueError("soft_deadline_ms and group_batches are at least 1")
+        if not 0.0 < self.plan_alpha < 1.0 or not 0.0 < self.plan_duty <= 1.0 or not 0 <= self.plan_rounds <= 10**7:
+            raise ValueError("plan_alpha and plan_duty are shares, and plan_rounds is 0 to 10,000,000")
+        if not 0.0 <= self.run_floor < float("inf") or self.overload not in get_args(Overload):
+            raise ValueError("run_floor is at least 0, and overload queue, edf or reject")
+
+    @property
+    def by_deadline(self) -> bool:
+        return self.plan in ("edf", "qlm", "paper")
+
+    @property
+    def plans(self) -> bool:
+        """Whether groups may run in a planned order."""
+        return self.plan in ("qlm", "paper")
+
+    @property
+    def evicts(self) -> bool:
+        return self.plans and self.evict
+
+    @property
+    def by_cell(self) -> bool:
+        return self.plans and self.cells
+
+    @property
+    def caps(self) -> bool:
+        return self.plan == "qlm" and self.cap_batches
