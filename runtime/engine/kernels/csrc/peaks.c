@@ -2,6 +2,9 @@
 
 #define CHAINS 12
 
+/* Keeps a call in its loop: a function without side effects would be called once for all shares. */
+#define ANEW __asm__ volatile("" ::: "memory")
+
 /* n times CHAINS independent multiply-adds of vectors; the loops over chains are unrolled to keep the sums in
  * registers, and begin with different values because equal ones would be computed once. */
 #define CHAINED(NAME, NEXT) \
@@ -10,6 +13,7 @@
         vec acc[CHAINS], one = (vec){0} + 1.0f; \
         uvec pair = (uvec){0} + 0x3f803f80u; \
         float total = 0.0f; \
+        ANEW; \
         _Pragma("GCC unroll 12") for (int c = 0; c < CHAINS; c++) acc[c] = (vec){0} + (float)c; \
         for (int64_t i = 0; i < n; i++) \
             _Pragma("GCC unroll 12") for (int c = 0; c < CHAINS; c++) acc[c] = NEXT; \
@@ -25,6 +29,7 @@ static __attribute__((noinline)) float chain_tiles(int64_t n)
 {
     uint32_t x[TILES_HEIGHT * LONG] ALIGNED = {0}, w[LONG * NR] ALIGNED = {0};
     float made[TILES_HEIGHT * NR] ALIGNED;
+    ANEW;
     begin_tiles();
     for (int64_t i = 0; i < n; i++) tiles_block(TILES_HEIGHT, LONG, x, LONG, w, NULL, NULL, made);
     end_tiles();
