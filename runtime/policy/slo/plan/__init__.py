@@ -5,5 +5,5 @@ tables.py       a problem as flat columns of integers; `scenarios.py` draws its 
 kernel.py       the cost of an order and the search, as plain functions; `compiled.py` compiles the same ones
 evaluation.py   the one exact evaluator of all solvers
 insertion.py, annealing.py, repair.py       heuristics, and what becomes of a plan that is late
-cp_sat.py, milp.py, paper.py                exact solvers (extra `plan`), and the paper's own formulation
+cp_sat.py, milp.py, paper.py                exact solvers (extras `cp-sat`, `plan`), and the paper's own formulation
 """

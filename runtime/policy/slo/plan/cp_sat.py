@@ -1,4 +1,4 @@
-"""Solve a problem by CP-SAT: one circuit through all queues, each followed by its groups (extra `plan`, `ortools`).
+"""Solve a problem by CP-SAT: one circuit through all queues, each followed by its groups (extra `cp-sat`, `ortools`).
 
     queue 0 -> a -> c -> queue 1 -> b -> queue 0          the orders (a, c) and (b)
 

@@ -20,7 +20,7 @@ def _least(made: Problem) -> object:
 
 
 def test_cp_sat_finds_the_best_order() -> None:
-    pytest.importorskip("ortools", reason="SKIPPED: ortools is not installed (extra `plan`)")
+    pytest.importorskip("ortools", reason="SKIPPED: ortools is not installed (extra `cp-sat`)")
     for seed in range(4):
         made = drawn(5, 2, seed)
         groups = tuple(replace(each, priority=each.id % 2) if seed == 3 else each for each in made.groups)
@@ -31,7 +31,7 @@ def test_cp_sat_finds_the_best_order() -> None:
 
 
 def test_cp_sat_keeps_groups_that_have_begun() -> None:
-    pytest.importorskip("ortools", reason="SKIPPED: ortools is not installed (extra `plan`)")
+    pytest.importorskip("ortools", reason="SKIPPED: ortools is not installed (extra `cp-sat`)")
     made = drawn(5, 2, 1)
     groups = tuple(replace(each, pinned=1 if each.id in (2, 4) else None) for each in made.groups)
     made = replace(made, groups=groups)
@@ -41,7 +41,7 @@ def test_cp_sat_keeps_groups_that_have_begun() -> None:
 
 
 def test_milp_finds_the_best_order() -> None:
-    pytest.importorskip("scipy", reason="SKIPPED: scipy is not installed (extra `plan`)")
+    pytest.importorskip("scipy", reason="SKIPPED: scipy is not installed (extra `cp-sat`)")
     for seed in range(2):
         made = drawn(4, 2, seed, scenarios=4)
         plan = solve_by_milp(made, 60.0)
