@@ -44,7 +44,10 @@ class HostTier:
             return
         self._units[stage] = tuple(units)
         for unit, block in zip(units, blocks, strict=True):
-            self._blocks.setdefault(unit, set()).add(block)
+            known = self._blocks.setdefault(unit, set())
+            if block not in known:
+                known.add(block)
+                self._add_bytes(block, self._kept.get(unit, 0))
 
     def cancel_stage(self, stage: str) -> None:
         """Forget a stage that could not be loaded."""
@@ -59,8 +62,8 @@ class HostTier:
             more = nbytes - self._kept.pop(unit, 0)
             if nbytes:
                 self._kept[unit] = nbytes
-            for block in self._blocks.get(unit, ()) if more else ():
-                self._sums[block] = self._unsent[block] = self._sums.get(block, 0) + more
+            for block in self._blocks.get(unit, ()):
+                self._add_bytes(block, more)
         for stage in dropped:
             self._units.pop(stage, None)
         self._forget_units()
@@ -71,6 +74,10 @@ class HostTier:
                 del self._sums[block]
         if some:
             yield Send(SCHEDULER, HostWeights(self._device, tuple(some.items())))
+
+    def _add_bytes(self, block: str, more: int) -> None:
+        if more:
+            self._sums[block] = self._unsent[block] = self._sums.get(block, 0) + more
 
     def _forget_units(self) -> None:
         used = {unit for units in self._units.values() for unit in units}

@@ -75,3 +75,13 @@ def test_blocks_that_do_not_add_up_to_their_stage_are_not_reported() -> None:
     made.expect_stage(TWO, ("a", "c"), ())
     made.add_units(TWO.id, ("a1", "a2", "c1", "c2"))
     assert reported(made, {"a1": 5, "b1": 5}, ONE, TWO) == {}
+
+
+def test_a_unit_that_host_memory_has_already_counts_for_the_blocks_of_later_stages() -> None:
+    made = tier()
+    assert reported(made, {"b1": 10}) == {"b": 10}
+    three = Stage("three", 0, 2)
+    made.expect_stage(three, ("d",), (2,))
+    made.add_units(three.id, ("b1", "d2"))
+    assert reported(made, {}) == {"d": 10}
+    assert reported(made, {"b1": 0}) == {"b": 0, "d": 0}
