@@ -8,12 +8,15 @@ A batch of requests without a deadline is queued at once. The interactive ones c
 spread over `--within` seconds (default: the first two thirds of its time under the first side); each has an SLO of
 `--factor` times its mean time alone (or `--slo`, to repeat one side under the same conditions). A side is an order
 (`zoo serve --plan`) with a driver of its own on the real engine; `qlm-stay` is `qlm` without eviction, `qlm-whole` is
-`qlm` with all rows in every step.
+`qlm` with all rows in every step. Sides take turns in each round, and each round begins with another one: where the
+machine's speed changes, several rounds of small batches compare throughput better than one of a large batch.
 
 - `met`: share of the interactive requests that ended within their SLO.
 - `tokens_per_second`: of batch and interactive requests together, until the last one ended.
 - `lost_tokens`: tokens that were computed again because their sequence gave way, for pages or for an urgent one.
+- `alone_seconds`: mean time of an interactive request alone, before and after: how fast the machine was.
 - `same`: whether every answer has the tokens of the same request on the first side.
+- `throughput_ratio`: `tokens_per_second` over that of the first side in the same round, median of the rounds.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,18 +77,18 @@ class LineRun:
     lost_tokens: int
 
 
-def make_load(models: Sequence[str], args: argparse.Namespace, vocab: int) -> LineLoad:
-    """Return random prompts over all models in turn; answers of the batch have lengths from a range."""
-    rng = random.Random(args.seed)
+def make_load(models: Sequence[str], args: argparse.Namespace, turn: int = 0) -> LineLoad:
+    """Return a round's random prompts over all models in turn; answers of the batch have lengths from a range."""
+    rng = random.Random(args.seed if turn == 0 else f"{args.seed} {turn}")
     shortest, longest = args.tokens
 
     def one(name: str, number: int, tokens: int) -> SequenceRequest:
-        prompt = tuple(rng.randrange(vocab) for _ in range(args.prompt))
+        prompt = tuple(rng.randrange(args.vocab) for _ in range(args.prompt))
         sampling = SamplingParams(tokens, ignore_eos=True)
         return SequenceRequest(name, name, models[number % len(models)], prompt, sampling)
 
-    batch = (one(f"b{number}", number, rng.randint(shortest, longest)) for number in range(args.batch))
-    interactive = (one(f"i{number}", number, args.answer) for number in range(args.interactive))
+    batch = (one(f"b{turn}.{number}", number, rng.randint(shortest, longest)) for number in range(args.batch))
+    interactive = (one(f"i{turn}.{number}", number, args.answer) for number in range(args.interactive))
     return LineLoad(tuple(batch), tuple(interactive))
 
 
@@ -94,6 +98,7 @@ class OpenLine:
     def __init__(self, zoo: Zoo, models: Sequence[str], side: str, places: int) -> None:
         options = replace(ServeOptions(max_num_seqs=places, kv_cache_memory_bytes=1 << 30), **SIDES[side])
         self._driver = start_driver(zoo, options, choose(zoo, models))
+        self._alone = 0
 
     def close(self) -> None:
         self._driver.shutdown()
@@ -109,8 +114,12 @@ class OpenLine:
 
     def alone(self, load: LineLoad, rounds: int = 3) -> float:
         """Return the mean seconds of an interactive request with nothing beside it; warms the engine up, too."""
-        self.answer(load.interactive[0], "warm")
-        return statistics.mean(self.answer(load.interactive[at], f"alone{at}")[0] for at in range(rounds))
+        self._alone += 1
+        self.answer(load.interactive[0], f"warm{self._alone}")
+        return statistics.mean(
+            self.answer(load.interactive[at % len(load.interactive)], f"alone{self._alone}.{at}")[0]
+            for at in range(rounds)
+        )
 
     def run(self, load: LineLoad, slo: float, within: float | None) -> LineRun:
         """Run the batch, with the interactive requests spread over `within` seconds; None: the batch alone."""
@@ -151,36 +160,46 @@ class OpenLine:
         )
 
 
-def measure(zoo: Zoo, models: Sequence[str], load: LineLoad, sides: Sequence[str], args: argparse.Namespace) -> Any:
+def measure(zoo: Zoo, models: Sequence[str], sides: Sequence[str], args: argparse.Namespace) -> Any:
     """Return a document with each side's figures, one list entry per round."""
-    first: LineRun | None = None
     slo, within = args.slo or 0.0, args.within or 0.0
     document: dict[str, Any] = {"sides": {side: [] for side in sides}}
-    for _ in range(args.rounds):
-        for side in sides:
-            line = OpenLine(zoo, models, side, args.places)
-            try:
-                alone = line.alone(load)
-                slo = slo or args.factor * alone
+    with ExitStack() as stack:
+        lines = {side: stack.enter_context(closing(OpenLine(zoo, models, side, args.places))) for side in sides}
+        for number in range(args.rounds):
+            load, first = make_load(models, args, number), None
+            for side in (*sides[number % len(sides) :], *sides[: number % len(sides)]):
+                line = lines[side]
+                before = line.alone(load)
+                slo = slo or args.factor * before
                 if not within:
                     within = _SPREAD * line.run(load, slo, None).seconds
                 made = line.run(load, slo, within)
-            finally:
-                line.close()
-            first = first or made
-            tokens = sum(map(len, made.answers.values()))
-            document["sides"][side].append(
-                {
-                    "met": sum(seconds <= slo for seconds in made.took) / len(made.took),
-                    "tokens_per_second": round(tokens / made.seconds, 1),
-                    "interactive_seconds": [round(seconds, 3) for seconds in sorted(made.took)],
-                    "alone_seconds": round(alone, 3),
-                    "evictions": made.evictions,
-                    "lost_tokens": made.lost_tokens,
-                    "same": made.answers == first.answers,
-                }
-            )
-    return {"slo_seconds": round(slo, 3), "spread_seconds": round(within, 1), **document}
+                first = first or made
+                document["sides"][side].append(figures(made, first, slo, (before, line.alone(load))))
+    rates = {side: [each["tokens_per_second"] for each in rounds] for side, rounds in document["sides"].items()}
+    ratios = {
+        side: statistics.median(own / other for own, other in zip(rates[side], rates[sides[0]], strict=True))
+        for side in sides
+    }
+    return {
+        "slo_seconds": round(slo, 3), "spread_seconds": round(within, 1), **document,
+        "throughput_ratio": {side: round(ratio, 3) for side, ratio in ratios.items()},
+    }  # fmt: skip
+
+
+def figures(made: LineRun, first: LineRun, slo: float, alone: tuple[float, float]) -> dict[str, Any]:
+    """Return the figures of a side in a round; `alone`: seconds before and after it."""
+    tokens = sum(map(len, made.answers.values()))
+    return {
+        "met": round(sum(seconds <= slo for seconds in made.took) / len(made.took), 3),
+        "tokens_per_second": round(tokens / made.seconds, 1),
+        "interactive_seconds": [round(seconds, 3) for seconds in sorted(made.took)],
+        "alone_seconds": [round(seconds, 3) for seconds in alone],
+        "evictions": made.evictions,
+        "lost_tokens": made.lost_tokens,
+        "same": made.answers == first.answers,
+    }
 
 
 def main() -> None:
@@ -198,13 +217,13 @@ def main() -> None:
     parser.add_argument("--slo", type=float)
     parser.add_argument("--side", action="append", choices=tuple(SIDES))
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--vocab", type=int, default=1000, help="prompt tokens are below")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     with Zoo(args.store, create=False) as zoo:
         models = [zoo.model(name).name for name in args.models]
-        load = make_load(models, args, 1000)
-        deliver(measure(zoo, models, load, args.side or ("fcfs", "edf", "qlm-stay", "qlm"), args), args.output)
+        deliver(measure(zoo, models, args.side or ["fcfs", "edf", "qlm-stay", "qlm"], args), args.output)
 
 
 if __name__ == "__main__":

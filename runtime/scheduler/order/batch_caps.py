@@ -2,14 +2,14 @@
 
     RowsDone -> `record_step`: learn d(B) -> `review`: what is left out, before the next rows are issued
 
-A sequence that is left out keeps its place and its pages, and goes on when the urgent one has ended. While any is left
-out, nothing that can wait starts on that device.
+A sequence that is left out keeps its place and its pages, and goes on when the urgent one has ended. Nothing that can
+wait starts on that device if its prompt would take time that the urgent one needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runtime.messages import RowsDone
 from runtime.policy.slo.batch_cap import BatchCap, Claim, cap_batch
@@ -50,27 +50,35 @@ class BatchCaps:
 
     def review(self, now: int) -> None:
         """Choose what is left out on the devices that are due, and let go on what no longer is."""
-        due, self._due = self._due, {name for name, each in self._devices.items() if each.cap.left_out}
+        due, self._due = self._due, {name for name, each in self._devices.items() if each.cap.until}
         for name in sorted(due):
             known = self._devices[name]
-            before = known.cap.left_out
-            known.cap = self._cap(name, known, now)
-            if before or known.cap.left_out:
-                self._apply(before, known.cap.left_out)
-                self._state.changed |= bool(before) and not known.cap.left_out
+            before, known.cap = known.cap, self._cap(name, known, now)
+            if before.left_out or known.cap.left_out:
+                self._apply(before.left_out, known.cap.left_out)
+            # What waits may start now; while an urgent one runs, ticks look whether it has time.
+            self._state.changed |= (before.until > 0 and not known.cap.until) or (
+                bool(before.left_out) and not known.cap.left_out
+            )
 
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
-        """Return whether a waiting sequence can wait, and rows are left out on one of its devices."""
-        caps = (self._devices[name].cap for name in devices if name in self._devices)
-        until = max((cap.until for cap in caps if cap.left_out), default=0)
-        return until > 0 and until + self._order.longest(sequence) <= sequence.rank.order
+        """Return whether a waiting sequence can wait, and an urgent one on its devices has no time for its prompt."""
+        here = [self._devices[name] for name in devices if name in self._devices]
+        prompt = self._order.context(sequence, sequence.tokens)
+        tight = [each.cap.until for each in here if each.cap.spare is not None and each.cap.spare < prompt]
+        if tight and max(tight) + self._order.longest(sequence) <= sequence.rank.order:
+            return True
+        for each in here:
+            if each.cap.spare is not None:  # what starts now takes of it, until the next review
+                each.cap = replace(each.cap, spare=max(each.cap.spare - prompt, 0))
+        return False
 
     def _cap(self, device: str, known: _DeviceSteps, now: int) -> BatchCap:
         here = self._state.devices[device].passing.here.values()
         if not known.times.known or not any(each.request.slo_ms is not None for each in here):
             return BatchCap()
         claims = [self._claim(each) for each in here if each.waits.paused is None and not each.waits.doomed]
-        return cap_batch(claims, known.times.at, now)
+        return cap_batch(claims, known.times.at, known.times.excess, now)
 
     def _claim(self, each: ScheduledSequence) -> Claim:
         left = each.tokens - each.computed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from benchmarks.queue.head_of_line import SIDES, make_load, measure
+from benchmarks.queue.head_of_line import SIDES, measure
 from tests import checkpoints
 from zoo.api import Zoo
 
@@ -20,7 +20,8 @@ def test_every_side_answers_alike(tmp_path: Path) -> None:
         tokens=(8, 24),
         answer=4,
         factor=3.0,
-        rounds=1,
+        rounds=2,
+        vocab=20,
         seed=0,
         slo=None,
         within=None,
@@ -28,6 +29,8 @@ def test_every_side_answers_alike(tmp_path: Path) -> None:
     with Zoo(tmp_path / "store") as zoo:
         zoo.ingest(folder, "m")
         sides = tuple(SIDES)
-        found = measure(zoo, ["m"], make_load(["m"], given, 20), sides, given)
+        found = measure(zoo, ["m"], sides, given)
     assert set(found["sides"]) == set(sides)
+    assert all(len(runs) == 2 for runs in found["sides"].values())
+    assert found["throughput_ratio"]["off"] == 1.0
     assert all(run["same"] and len(run["interactive_seconds"]) == 3 for runs in found["sides"].values() for run in runs)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from runtime.config import ClusterConfig, OrderConfig
 from runtime.engine.fakes.integer_model import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -118,3 +120,27 @@ def test_pages_run_short_while_rows_are_left_out() -> None:
         ask(made, f"u{number}", 60, (500 + 100 * number) * MS, 400)
     found = ends(made, 20_000)
     assert len(found) == 3 + 9 + 4
+
+
+def token_step(plan: Any) -> int:
+    """A millisecond per token, so that prompts take their time, too."""
+    return sum(len(row.tokens) for row in plan.rows) * MS
+
+
+@pytest.mark.parametrize(("slo_ms", "waits"), [(110, True), (300, False)])
+def test_a_prompt_that_would_make_an_urgent_one_late_waits_for_its_end(slo_ms: int, waits: bool) -> None:
+    """Steps of all four rows are short enough in both cases; a prompt of 60 tokens in one of them is in the second."""
+    for cap in (True, False):
+        config = ClusterConfig(max_num_seqs=4, order=OrderConfig("qlm", cap_batches=cap))
+        made = VirtualCluster((M,), devices=1, pages=2000, config=config, costs=token_step, latency=MS // 100)
+        for number in range(4):
+            made.ask(request(f"l{number}", range(1, 61), max_tokens=8, ignore_eos=True), at=number * 100 * MS)
+        for number in range(2):
+            ask(made, f"b{number}", 100, 450 * MS)
+        ask(made, "urgent", 20, 550 * MS, slo_ms)
+        line = request("line", range(31, 91), max_tokens=8, ignore_eos=True, arrival=570 * MS)
+        made.ask(line, at=570 * MS)
+        found = ends(made)
+        starts = {each.seq: each.t / MS for each in made.trace.named("batch.insert")}
+        assert (starts["line"] >= found["urgent"]) == (cap and waits)
+        assert (found["urgent"] <= 550 + slo_ms) == (cap or not waits)
