@@ -64,6 +64,7 @@ class Group:
         started: Whether a member of it has run.
         live: Number of its members that have not ended.
         context, made, most: Sums over the waiting members.
+        work: What a mean member's work was found to be, after what that was found from; empty where it was not.
     """
 
     id: int
@@ -76,6 +77,7 @@ class Group:
     context: int = 0
     made: int = 0
     most: int = 0
+    work: tuple[object, ...] = ()
     _turns: list[Turn] = field(default_factory=list)
     _members: dict[Turn, Member] = field(default_factory=dict)
 
@@ -127,6 +129,11 @@ class Group:
         return [rest._members[turn].seq for turn in later]
 
 
+class _First(NamedTuple):
+    order: tuple[int, int, int, int]
+    member: Member
+
+
 class WaitingGroups:
     """The groups of one scheduler. Adding and removing a member cost O(log members), a look O(groups of the chain).
 
@@ -143,6 +150,7 @@ class WaitingGroups:
         self._by_chain: dict[str, dict[int, Group]] = {}
         self._of: dict[str, Group] = {}
         self._turns: dict[str, Turn] = {}
+        self._firsts: dict[str, dict[str, _First]] = {}
         self._last = self._told = 0
         #: Most members of a group: the paper's delta x mean batch.
         self.size = 1 << 30
@@ -169,17 +177,31 @@ class WaitingGroups:
 
     def first(self, chain: str, cell: str | None = None) -> Member | None:
         """Return the first waiting request of a chain, in one cell if that is given; None if none waits there."""
-        groups = (
-            group
-            for group in self._by_chain.get(chain, {}).values()
-            if len(group) and (cell is None or group.cell == cell)
-        )
-        first = min(groups, key=lambda group: group.order, default=None)
-        return None if first is None else next(iter(first))
+        firsts = self._firsts_of(chain)
+        found = min(firsts.values(), default=None) if cell is None else firsts.get(cell)
+        return None if found is None else found.member
 
-    def cells(self, chain: str) -> set[str]:
-        """Return the cells in which requests of a chain wait."""
-        return {group.cell for group in self._by_chain.get(chain, {}).values() if len(group)}
+    def firsts(self, chain: str) -> list[Member]:
+        """Return the first waiting request of a chain in each cell, by the cells' names."""
+        return [first.member for _, first in sorted(self._firsts_of(chain).items())]
+
+    def waiting(self) -> Iterator[Group]:
+        """Iterate over the groups with waiting members, in any order."""
+        return (group for group in self._groups.values() if len(group))
+
+    def reorder(self) -> None:
+        """Note that places or cells of groups have changed."""
+        self._firsts.clear()
+
+    def _firsts_of(self, chain: str) -> dict[str, _First]:
+        """Return the first waiting request by cell; kept until a group of the chain changes."""
+        known = self._firsts.get(chain)
+        if known is None:
+            known = self._firsts[chain] = {}
+            for group in self._by_chain.get(chain, {}).values():
+                if len(group) and ((best := known.get(group.cell)) is None or group.order < best.order):
+                    known[group.cell] = _First(group.order, next(iter(group)))
+        return known
 
     def take_first(self, group: Group, count: int) -> Group:
         """Return a new group with the first waiting members of a group, at least 1; the group itself if that is all."""
@@ -194,6 +216,7 @@ class WaitingGroups:
         self._told = rest.id
         if not group.live:
             self._remove_group(group)
+        self._firsts.pop(group.key.chain, None)
         return rest
 
     def of_chain(self, chain: str) -> list[Group]:
@@ -213,10 +236,13 @@ class WaitingGroups:
         if group.id > self._told:
             self._told = group.id
             self._opened(group)
+        self._firsts.pop(key.chain, None)
 
     def remove(self, seq: str) -> None:
         """Remove a request that waits no more. It stays a live member until `end_member`."""
-        self._of[seq]._remove(self._turns.pop(seq))
+        group = self._of[seq]
+        group._remove(self._turns.pop(seq))
+        self._firsts.pop(group.key.chain, None)
 
     def start(self, seq: str) -> None:
         """Record that a request runs: from now on its group takes no new members."""
@@ -232,6 +258,7 @@ class WaitingGroups:
         group.live -= 1
         if not group.live:
             self._remove_group(group)
+            self._firsts.pop(group.key.chain, None)
 
     def _remove_group(self, group: Group) -> None:
         key = group.key

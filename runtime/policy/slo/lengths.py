@@ -110,12 +110,15 @@ class AnswerLengths:
 
     def __init__(self) -> None:
         self._classes: OrderedDict[AnswerClass, _Histogram] = OrderedDict()
+        #: Number of answers so far: predictions stay while it does.
+        self.version = 0
 
     def add(self, key: AnswerClass, length: int) -> None:
         """Record the length of an answer that ended by itself or at its limit, in tokens."""
         histogram = self._classes.setdefault(key, _Histogram())
         self._classes.move_to_end(key)
         histogram.add(max(length, 1))
+        self.version += 1
         if len(self._classes) > _CLASSES:
             self._classes.popitem(last=False)
 

@@ -8,7 +8,8 @@ over when all of its groups have ended. Queues hold numbers of groups only. Pure
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from runtime.policy.slo.groups import Group, WaitingGroups
 
@@ -46,9 +47,12 @@ class VirtualQueues:
                 group.cell, group.place, group.planned = cell, 2 * at + 1, True
             if known:
                 self._planned[cell] = {group.id: group for group in known}
-        for group in self.groups:
-            if not group.planned:
-                self._put(group)
+        before = {cell: _before(planned.values()) for cell, planned in self._planned.items()}
+        for group in self.groups.waiting():
+            if not group.planned and group.cell in before:
+                keys, places = before[group.cell]
+                group.place = places[bisect_right(keys, (group.key.priority, group.due))]
+        self.groups.reorder()
 
     def assign(self, group: Group, cell: str) -> None:
         """Assign a group to another cell, where it stands by its deadline."""
@@ -56,6 +60,7 @@ class VirtualQueues:
         group.cell, group.place, group.planned = cell, 0, False
         if len(group):
             self._put(group)
+        self.groups.reorder()
 
     def orders(self) -> dict[str, list[int]]:
         """Return the numbers of the groups with waiting members, in their order, by cell."""
@@ -73,9 +78,8 @@ class VirtualQueues:
         planned = self._planned.get(group.cell)
         if planned is None:
             return
-        mine = (group.key.priority, group.due)
-        later = (each.place - 1 for each in planned.values() if len(each) and mine < (each.key.priority, each.due))
-        group.place = min(later, default=max(each.place for each in planned.values()) + 1)
+        keys, places = _before(planned.values())
+        group.place = places[bisect_right(keys, (group.key.priority, group.due))]
 
     def _close(self, group: Group) -> None:
         self._leave_plan(group)
@@ -88,3 +92,16 @@ class VirtualQueues:
             for each in self.groups.all():
                 if each.cell == group.cell:
                     each.place = 0
+            self.groups.reorder()
+
+
+def _before(planned: Collection[Group]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return priorities and deadlines of planned groups in order, and the place before the first one from each on.
+
+    The last place is behind all of them.
+    """
+    ordered = sorted(((each.key.priority, each.due), each.place - 1) for each in planned if len(each))
+    places = [max((each.place for each in planned), default=0) + 1]
+    for _, place in reversed(ordered):
+        places.append(min(place, places[-1]))
+    return [key for key, _ in ordered], places[::-1]

@@ -13,6 +13,8 @@ from runtime.policy.measured_cost import MeasuredCost
 
 #: Assumed until there are outcomes: seconds of any context, and per token of it.
 _PROMPT = (((1.0, 0.0), 5e-3), ((0.0, 1.0), 1e-3))
+#: The cost of a model without outcomes; none is ever added to it.
+_ASSUMED = MeasuredCost(_PROMPT)
 #: Assumed time per token of an answer, in ns.
 _TOKEN = 30e6
 #: Tokens after which an observed time per token has half of the weight.
@@ -64,6 +66,8 @@ class ServiceTimes:
         self._tokens: dict[str, _PerToken] = {}
         self._all = _PerToken(_TOKEN)
         self._contexts: dict[str, MeasuredCost] = {}
+        #: Number of outcomes so far: predictions stay while it does.
+        self.version = 0
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
@@ -78,6 +82,7 @@ class ServiceTimes:
             cost = self._contexts.setdefault(model, MeasuredCost(_PROMPT))
             cost.add((1.0, float(stay.context)), (now - stay.since) / 1e9)
             stay.seen, stay.made = now, made
+            self.version += 1
 
     def sample(self, seq: str, model: str, made: int, now: int) -> None:
         """Record how many tokens of its answer a running sequence has now."""
@@ -86,6 +91,7 @@ class ServiceTimes:
             for mean in (self._tokens.setdefault(model, _PerToken(self._all.ns)), self._all):
                 mean.add(now - stay.seen, made - stay.made)
             stay.seen, stay.made = now, made
+            self.version += 1
 
     def end(self, seq: str, model: str, made: int, now: int) -> None:
         """Record that a sequence leaves its devices."""
@@ -101,8 +107,7 @@ class ServiceTimes:
 
     def context(self, model: str, tokens: int) -> int:
         """Return the time to compute so many tokens before the next one."""
-        cost = self._contexts.get(model)
-        return int(1e9 * (MeasuredCost(_PROMPT) if cost is None else cost).at((1.0, float(tokens))))
+        return int(1e9 * self._contexts.get(model, _ASSUMED).at((1.0, float(tokens))))
 
     def tokens(self, model: str, count: float) -> int:
         """Return the time of so many tokens of an answer."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from runtime.policy.slo.bounds import OutcomeBounds
 from runtime.policy.slo.forecast import Forecast, Occupancy, forecast
@@ -131,7 +132,7 @@ class Forecasts:
         rank = (own.key.priority, own.place, sequence.rank.order)
         waiting = (
             (len(group) - (group is own), self.work(group))
-            for group in self.groups
+            for group in self.groups.waiting()
             if group.cell == own.cell and (group is own or group.order[:3] <= rank)
         )
         rests = [self.rest(each) for each in self._here(own.cell)]
@@ -199,7 +200,7 @@ class Forecasts:
     def backlog(self, cell: str) -> float:
         """Return the time in which a cell has served all that runs and waits there."""
         work = sum(self.rest(each).mean for each in self._here(cell))
-        work += sum(len(group) * self.work(group).mean for group in self.groups if group.cell == cell)
+        work += sum(len(group) * self.work(group).mean for group in self.groups.waiting() if group.cell == cell)
         return work / self.places(cell)
 
     def by_group(self, now: int) -> list[GroupForecast]:
@@ -236,9 +237,13 @@ class Forecasts:
         return GroupKey(request.priority, request.slo_ms, answers_of(sequence), sequence.chain.version, late)
 
     def work(self, group: Group) -> Occupancy:
-        """Return the work that the mean waiting member of a group is."""
-        context, made, most = group.mean
-        return self._work_of(group.key.answers.model, group.key.answers, context, made, most)
+        """Return the work that the mean waiting member of a group is; it is kept, since few groups change at a time."""
+        by = (self._times.version, self._lengths.version, len(group), group.context, group.made, group.most)
+        if group.work[:-1] != by:
+            context, made, most = group.mean
+            found = self._work_of(group.key.answers.model, group.key.answers, context, made, most)
+            group.work = (*by, found)
+        return cast(Occupancy, group.work[-1])
 
     def _work_from(self, sequence: ScheduledSequence, context: int) -> Occupancy:
         made, most = len(sequence.output), sequence.request.sampling.max_tokens

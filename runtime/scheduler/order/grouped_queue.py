@@ -31,9 +31,7 @@ class GroupedQueue:
 
     def firsts(self) -> list[ScheduledSequence]:
         """Return the first sequence of each cell."""
-        groups = self._forecasts.groups
-        found = (groups.first(self._version, cell) for cell in sorted(groups.cells(self._version)))
-        return [self._sequences[member.seq] for member in found if member is not None]
+        return [self._sequences[member.seq] for member in self._forecasts.groups.firsts(self._version)]
 
     def after(self, sequence: ScheduledSequence) -> ScheduledSequence | None:
         """Return the first sequence in the cell of one that has just left, None if there is none."""

@@ -14,10 +14,10 @@ All decisions are functions of the events, so that a log replays them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from runtime.control.scheduler_io import PlanMethod, PlanSolved, SolvePlan
-from runtime.policy.slo.plan.annealing import solve
+from runtime.policy.slo.plan.annealing import solve_quickly
 from runtime.policy.slo.plan.evaluation import Evaluator
 from runtime.policy.slo.plan.problem import GroupPlan, PlanScore, RejectedPlan
 from runtime.policy.slo.plan.repair import repaired
@@ -87,7 +87,7 @@ class Plans:
         present = judge.score(made.present)
         best = present
         if self._config.plan == "qlm":
-            best = self._follow_quick(made, present, groups)
+            best = self._follow_quick(made, judge, present, groups)
         self._hopeless = judge.hopeless
         if best.late == 0:
             self._remain = False
@@ -145,12 +145,11 @@ class Plans:
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
-    def _follow_quick(self, made: Planning, present: PlanScore, groups: frozenset[int]) -> PlanScore:
+    def _follow_quick(self, made: Planning, judge: Evaluator, present: PlanScore, groups: frozenset[int]) -> PlanScore:
         """Follow what insertion finds, or the last plan with what is new inserted, if that is clearly better."""
-        problem = replace(made.problem, rounds=0)
-        found = solve(problem, made.present)
+        found = solve_quickly(judge, made.present, present)
         if self._plan is not None and groups - self._planned:
-            mended = repaired(self._plan, problem, made.present)
+            mended = repaired(self._plan, made.problem, judge=judge)
             if isinstance(mended, GroupPlan) and mended.score <= found.score:
                 found = mended
         if found.solver == "present" or not _clearly_less(found.score, present):

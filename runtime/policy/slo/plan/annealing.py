@@ -9,11 +9,12 @@ compiled kernel and without.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from runtime.policy.slo.plan.compiled import PLAIN, PlanKernel
 from runtime.policy.slo.plan.evaluation import Evaluator
 from runtime.policy.slo.plan.insertion import insert_all
-from runtime.policy.slo.plan.problem import GroupPlan, Problem, Solver
+from runtime.policy.slo.plan.problem import GroupPlan, PlanScore, Problem
 from runtime.policy.slo.plan.scenarios import draws
 
 #: Times that the search starts again from its best order.
@@ -27,19 +28,27 @@ def solve(problem: Problem, present: Sequence[Sequence[int]] | None = None, kern
         present: The order now, numbers of groups by queue; None: there is none.
     """
     judge = Evaluator(problem, kernel)
-    best = insert_all(problem)
-    score, solver = judge.score(best), "insertion"
-    if present is not None and (there := judge.score(present)) <= score:
-        best, score, solver = tuple(map(tuple, present)), there, "present"
+    quick = _inserted(judge, present, None if present is None else judge.score(present))
     if problem.rounds and len(problem.groups) > 1:
-        cells, lengths = judge.cells(best)
+        cells, lengths = judge.cells(quick.orders)
         moves = kernel.column(draws(4 * problem.rounds, problem.seed))
         kernel.search(judge.layout, judge.data, cells, lengths, moves, problem.rounds, _CYCLES, judge.work)
         found = judge.score_of(cells, lengths)
-        if found < score:
-            best, score, solver = judge.orders(cells, lengths), found, "annealing"
-    return GroupPlan(judge.names(best), score, _named(solver))
+        if found < quick.score:
+            quick = GroupPlan(judge.orders(cells, lengths), found, "annealing")
+    return replace(quick, orders=judge.names(quick.orders))
 
 
-def _named(solver: str) -> Solver:
-    return "annealing" if solver == "annealing" else "present" if solver == "present" else "insertion"
+def solve_quickly(judge: Evaluator, present: Sequence[Sequence[int]], score: PlanScore) -> GroupPlan:
+    """Return the present order, which has that score, or the one that insertion finds where it is better."""
+    quick = _inserted(judge, present, score)
+    return replace(quick, orders=judge.names(quick.orders))
+
+
+def _inserted(judge: Evaluator, present: Sequence[Sequence[int]] | None, score: PlanScore | None) -> GroupPlan:
+    """Return the plan with numbers of groups instead of ids."""
+    orders = insert_all(judge.problem)
+    found = GroupPlan(orders, judge.score(orders), "insertion")
+    if present is not None and score is not None and score <= found.score:
+        return GroupPlan(tuple(map(tuple, present)), score, "present")
+    return found

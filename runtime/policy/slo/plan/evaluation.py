@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from runtime.policy.slo.plan.compiled import PLAIN, PlanKernel
 from runtime.policy.slo.plan.problem import Orders, PlanScore, Problem
-from runtime.policy.slo.plan.tables import Layout, Tables, tables_of
+from runtime.policy.slo.plan.tables import Tables, tables_of
 
 
 class Evaluator:
@@ -90,17 +90,35 @@ def check(problem: Problem, orders: Sequence[Sequence[int]]) -> None:
 
 def _weights(tables: Tables) -> list[int]:
     """Return the weight of each group: none for one that is late alone and first in every queue that can run it."""
-    t, data, work = tables.layout, tables.data, [0] * tables.layout.work
-    return [_weight(t, data, group, work) for group in range(t.groups)]
+    t, alone = tables.layout, _Alone(tables)
+    return [tables.data[t.members + group] if alone.on_time(group) else 0 for group in range(t.groups)]
 
 
-def _weight(t: Layout, data: list[int], group: int, work: list[int]) -> int:
-    cells = [-1] * (t.queues * t.groups)
-    for queue in range(t.queues):
-        able = data[t.runs + queue * t.chains + data[t.chain + group]] and data[t.pinned + group] in (-1, queue)
-        if able:
-            cells[queue * t.groups] = group
-            PLAIN.queue_cost(t, data, queue, cells, 1, work)
-            if not work[t.costs + queue * t.terms + 2 * data[t.rank + group]]:
-                return data[t.members + group]
-    return 0
+class _Alone:
+    """Groups as if each were alone in its queue."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._t, self._data = tables.layout, tables.data
+        self._work = [0] * self._t.work
+        self._cells = [0] * (self._t.queues * self._t.groups)
+        self._loads: dict[tuple[int, int], int] = {}
+
+    def on_time(self, group: int) -> bool:
+        """Return whether some queue has a group on time in enough scenarios."""
+        t, data = self._t, self._data
+        chain, due = data[t.chain + group], data[t.due + group]
+        for queue in range(t.queues):
+            if not data[t.runs + queue * t.chains + chain] or data[t.pinned + group] not in (-1, queue):
+                continue
+            at, busy = (data[t.rate + queue] * t.groups + group) * t.scenarios, t.busy + queue * t.scenarios
+            latest = due - self._load(queue, chain, group)
+            if sum(data[busy + s] + data[t.judged + at + s] > latest for s in range(t.scenarios)) <= t.spare:
+                return True
+        return False
+
+    def _load(self, queue: int, chain: int, group: int) -> int:
+        if (queue, chain) not in self._loads:
+            self._cells[queue * self._t.groups] = group
+            PLAIN.load_times(self._t, self._data, queue, self._cells, 1, self._work)
+            self._loads[queue, chain] = self._work[self._t.loads]
+        return self._loads[queue, chain]

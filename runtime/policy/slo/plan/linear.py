@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from typing import Any
+
+from runtime.policy.slo.plan.problem import Orders, Problem
 
 Terms = Mapping[int, float]
 
@@ -72,3 +75,34 @@ class LinearProgram:
         self.upper.append(upper)
         self.whole.append(whole)
         return len(self.lower) - 1
+
+
+class Slots:
+    """Variables of a program over slots: `x[g, i, j]` is 1 where group i is the j-th of queue g.
+
+    Fields:
+        count: Slots of each queue. Where there are many groups, more than twice an even share of them is never tried.
+        there: The groups that may be in a slot (g, j).
+    """
+
+    def __init__(self, problem: Problem, program: LinearProgram) -> None:
+        groups, self._queues = problem.groups, range(len(problem.queues))
+        even = ceil(len(groups) / len(problem.queues))
+        self.count = len(groups) if len(groups) <= 12 else min(len(groups), 2 * even)
+        self.x = {
+            (g, i, j): program.binary()
+            for g in self._queues
+            for i, group in enumerate(groups)
+            for j in range(self.count)
+            if problem.runs(g, group.chain) and group.pinned in (None, g)
+        }
+        self.there: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for g, i, j in self.x:
+            self.there[g, j].append(i)
+
+    def orders(self, values: Sequence[float]) -> Orders:
+        """Return the order that values of the variables stand for."""
+        made: list[list[int]] = [[] for _ in self._queues]
+        for g, j in sorted(self.there):
+            made[g] += [i for i in self.there[g, j] if values[self.x[g, i, j]] > 0.5]
+        return tuple(map(tuple, made))

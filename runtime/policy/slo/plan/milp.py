@@ -7,12 +7,11 @@ held. Meant for few groups; `benchmarks.queue.planner` shows how few.
 from __future__ import annotations
 
 from collections import defaultdict
-from math import ceil
 
 from runtime.policy.slo.plan.evaluation import Evaluator
-from runtime.policy.slo.plan.linear import LinearProgram
+from runtime.policy.slo.plan.linear import LinearProgram, Slots
 from runtime.policy.slo.plan.pairs import PairCosts, busy, latest, times
-from runtime.policy.slo.plan.problem import GroupPlan, Orders, Problem
+from runtime.policy.slo.plan.problem import GroupPlan, Problem
 
 _US_PER_MS = 1000.0
 
@@ -41,33 +40,16 @@ class _SlotModel:
     def __init__(self, problem: Problem) -> None:
         self._problem, self._judge, self.program = problem, Evaluator(problem), LinearProgram()
         self._costs = PairCosts(self._judge)
-        count = len(problem.groups)
-        queues = len(problem.queues)
-        # More than twice an even share in one queue is never tried where there are many groups.
-        self._slots = count if count <= 12 else min(count, 2 * ceil(count / queues))
-        self._x = {
-            (g, i, j): self.program.binary()
-            for g in range(queues)
-            for i, group in enumerate(problem.groups)
-            for j in range(self._slots)
-            if problem.runs(g, group.chain) and group.pinned in (None, g)
-        }
-        self._by_slot: dict[tuple[int, int], list[int]] = defaultdict(list)
+        slots = Slots(problem, self.program)
+        self._x, self._by_slot, self.orders = slots.x, slots.there, slots.orders
         self._by_group: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for g, i, j in self._x:
-            self._by_slot[g, j].append(i)
             self._by_group[i].append((g, j))
         self._starts: dict[tuple[int, int, int], int] = {}
         self._longest = latest(self._judge, self._costs) / _US_PER_MS
         self._assign()
         self._time()
         self.terms = self._score()
-
-    def orders(self, values: list[float]) -> Orders:
-        made: list[list[int]] = [[] for _ in self._problem.queues]
-        for g, j in sorted(self._by_slot):
-            made[g] += [i for i in self._by_slot[g, j] if values[self._x[g, i, j]] > 0.5]
-        return tuple(map(tuple, made))
 
     def _assign(self) -> None:
         program = self.program

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from math import ceil, sqrt
+from math import sqrt
 from statistics import NormalDist
 
 from runtime.policy.slo.plan.evaluation import Evaluator
-from runtime.policy.slo.plan.linear import LinearProgram
+from runtime.policy.slo.plan.linear import LinearProgram, Slots
 from runtime.policy.slo.plan.pairs import PairCosts
 from runtime.policy.slo.plan.problem import SAME_SPEED, GroupPlan, Orders, Problem, RejectedPlan, Spread
 
@@ -108,30 +108,14 @@ class _PaperModel:
     def __init__(self, problem: Problem) -> None:
         self._problem, self.program = problem, LinearProgram()
         self._swaps, self._z = _swaps(problem), NormalDist().inv_cdf(problem.alpha)
-        count, queues = len(problem.groups), len(problem.queues)
-        self._slots = count if count <= 12 else min(count, 2 * ceil(count / queues))
-        self._x = {
-            (g, i, j): self.program.binary()
-            for g in range(queues)
-            for i, group in enumerate(problem.groups)
-            for j in range(self._slots)
-            if problem.runs(g, group.chain) and group.pinned in (None, g)
-        }
-        self._turns = {(g, j): self.program.binary() for g in range(queues) for j in range(self._slots)}
-        self._there: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for g, i, j in self._x:
-            self._there[g, j].append(i)
+        slots = Slots(problem, self.program)
+        self._x, self._there, self._slots, self.orders = slots.x, slots.there, slots.count, slots.orders
+        self._turns = {(g, j): self.program.binary() for g in range(len(problem.queues)) for j in range(slots.count)}
         self._assign()
         self._transitions()
         self.objective = self._objective()
         for g, j in self._turns:
             self._bound(g, j, {})
-
-    def orders(self, values: Sequence[float]) -> Orders:
-        made: list[list[int]] = [[] for _ in self._problem.queues]
-        for g, j in sorted(self._there):
-            made[g] += [i for i in self._there[g, j] if values[self._x[g, i, j]] > 0.5]
-        return tuple(map(tuple, made))
 
     def cut(self, orders: Orders) -> bool:
         """Add tangents of the cone where an order breaks it; return whether there were any (equation 12)."""

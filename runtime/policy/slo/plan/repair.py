@@ -18,12 +18,17 @@ from runtime.policy.slo.plan.problem import GroupPlan, Problem, RejectedPlan
 
 
 def repaired(
-    plan: GroupPlan, problem: Problem, present: Sequence[Sequence[int]] | None = None, kernel: PlanKernel = PLAIN
+    plan: GroupPlan,
+    problem: Problem,
+    present: Sequence[Sequence[int]] | None = None,
+    kernel: PlanKernel = PLAIN,
+    judge: Evaluator | None = None,
 ) -> GroupPlan | RejectedPlan:
     """Return the plan as it is for the problem now, or why it is of no use.
 
     Args:
         present: The order now, numbers of groups by queue; None: there is none.
+        judge: The problem's evaluator, where there is one already.
     """
     if len(plan.orders) != len(problem.queues):
         return RejectedPlan("other queues")
@@ -32,7 +37,7 @@ def repaired(
         return RejectedPlan("all its groups have ended")
     kept = [[numbers[name] for name in some if name in numbers] for some in plan.orders]
     orders = insert_all(problem, [_in_place(problem, queue, kept) for queue in range(len(kept))])
-    judge = Evaluator(problem, kernel)
+    judge = judge or Evaluator(problem, kernel)
     score = judge.score(orders)
     if present is not None and score > judge.score(present):
         return RejectedPlan("worse than the present order")

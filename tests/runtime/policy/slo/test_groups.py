@@ -75,6 +75,22 @@ def test_what_is_far_away_is_one_group_until_earlier_ones_have_ended() -> None:
     assert len(groups) == 0 and ids == list(range(1, 17))
 
 
+def test_the_first_of_each_cell_is_found() -> None:
+    groups = WaitingGroups()
+    for number, key in enumerate((SOON, LATER, LOW)):
+        groups.add(key, (9 - number, number), Member(f"s{number}", 1, 0, 9))
+    for group, cell in zip(groups.all(), ("b", "a", "b"), strict=True):
+        group.cell = cell
+    groups.reorder()
+    assert [member.seq for member in groups.firsts("m@1")] == ["s1", "s0"]
+    assert groups.first("m@1", "b") == Member("s0", 1, 0, 9) and groups.first("m@1", "c") is None
+    later, group = next(iter(groups)), groups.group_of("s0")
+    assert later.cell == "a" and group is not None
+    group.place = 5
+    groups.reorder()
+    assert groups.first("m@1").seq == "s1" and groups.first("m@1", "b").seq == "s0"
+
+
 def test_any_order_of_events_leaves_nothing() -> None:
     rng, groups = random.Random(0), WaitingGroups()
     opened: list[int] = []
@@ -111,6 +127,13 @@ def test_any_order_of_events_leaves_nothing() -> None:
         assert sum(len(group) for group in groups) == len(waiting)
         assert sum(group.live for group in groups.all()) == len(waiting) + len(running)
         assert sum(group.context for group in groups) == sum(each.context for each in waiting.values())
+        assert {group.id for group in groups.waiting()} == {group.id for group in groups}
+        for chain in ("m@1", "n@1"):  # what is kept is what a look at all groups finds
+            found = min(
+                (group for group in groups if group.key.chain == chain), key=lambda each: each.order, default=None
+            )
+            assert groups.first(chain) == (None if found is None else next(iter(found)))
+            assert groups.firsts(chain) == ([] if found is None else [next(iter(found))])
     for seq in (*waiting, *running):
         if seq in waiting:
             groups.remove(seq)

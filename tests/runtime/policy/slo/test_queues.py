@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from runtime.policy.slo.groups import GroupKey, Member
@@ -44,6 +46,36 @@ def test_a_group_that_is_not_planned_comes_before_the_first_later_deadline() -> 
     put(queues, 4, 99)
     put(queues, 5, 15)
     assert queues.orders() == {"": [2, 6, 4, 1, 3, 5]}
+
+
+def test_places_before_planned_groups_are_those_of_a_look_at_all() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        dues, priorities = [rng.randrange(20) for _ in range(12)], tuple(rng.randrange(2) for _ in range(12))
+        queues = made(*dues, priorities=priorities)
+        plan = rng.sample(range(1, 13), 6)
+        queues.follow({"": plan})
+        planned = [group for group in queues.groups.all() if group.planned]
+        assert [group.place for group in sorted(planned, key=lambda each: plan.index(each.id))] == [1, 3, 5, 7, 9, 11]
+        for group in queues.groups.all():
+            if not group.planned:
+                mine = group.key.priority, group.due
+                later = [each.place - 1 for each in planned if mine < (each.key.priority, each.due)]
+                assert group.place == min(later, default=12)
+
+
+def test_heads_follow_a_plan_and_its_end() -> None:
+    queues = made(30, 10, 20)
+    assert queues.groups.first("m@1").seq == "s1"
+    queues.follow({"": [3]})
+    assert queues.groups.first("m@1").seq == "s1"
+    queues.follow({"": [1, 3, 2]})
+    assert queues.groups.first("m@1").seq == "s0"
+    for number in (1, 2, 3):
+        end(queues, number)
+    put(queues, 3, 40)
+    put(queues, 4, 5)
+    assert queues.groups.first("m@1").seq == "s4"
 
 
 def test_a_plan_of_groups_that_have_ended_is_over() -> None:
