@@ -104,8 +104,13 @@ def digest_of(commands: Iterable[SchedulerCommand]) -> str:
     return state.hexdigest()
 
 
-def replay(path: Path) -> int:
-    """Replay a log; return the number of events. Raises Diverged; InputError for a file that is not a log."""
+def replay(path: Path, told: Callable[[Sequence[SchedulerCommand]], object] = lambda commands: None) -> int:
+    """Replay a log; return the number of events.
+
+    `told`: called with the commands of each event.
+
+    Raises Diverged; InputError for a file that is not a log.
+    """
     try:
         with path.open("rb") as file:
             lines = _lines(file, path)
@@ -113,8 +118,10 @@ def replay(path: Path) -> int:
             count = 0
             for count, line in enumerate(lines, 1):
                 now, event, expected = _entry(line, path, count + 1)
-                if digest_of(scheduler.handle(event, now)) != expected:
+                commands = scheduler.handle(event, now)
+                if digest_of(commands) != expected:
                     raise Diverged(f"{path}, line {count + 1}: another answer to {type(event).__name__} at {now} ns")
+                told(commands)
             return count
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from runtime.config import ClusterConfig
-from runtime.control.scheduler_io import AbortSequence, PauseSequence, ResumeSequence, SchedulerCommand, Tick
+from runtime.control.scheduler_io import AbortSequence, PauseSequence, ResumeSequence, SchedulerCommand, Send, Tick
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Message
 from runtime.scheduler.observe.replay_log import Diverged, ReplayRecorder, head_of, replay
@@ -49,6 +50,18 @@ def test_all_that_was_told_is_played_again(tmp_path: Path) -> None:
     kinds = {json.loads(line)[1] for line in (tmp_path / "log").read_text().splitlines()[1:]}
     assert kinds >= {"PauseSequence", "ResumeSequence", "AbortSequence", "AgentDown", "Tick", "AgentHello", "RowsDone"}
     assert replay(tmp_path / "log") == count
+
+
+def test_what_was_commanded_can_be_looked_at(tmp_path: Path) -> None:
+    count, told = recorded(tmp_path / "log"), list[str]()
+    sizes = []
+
+    def look(commands: Sequence[SchedulerCommand]) -> None:
+        sizes.append(len(commands))
+        told.extend(type(each.message).__name__ for each in commands if isinstance(each, Send))
+
+    replay(tmp_path / "log", look)
+    assert len(sizes) == count and {"LoadStages", "RunRows", "CloseSequences"} <= set(told)
 
 
 def test_another_config_gives_other_commands(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""The simulated comparison of orders: every case runs, and an order of groups loads less than a strict queue."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+
+from benchmarks.simulated.many_queues import cases, run
+
+GIVEN = Namespace(requests=60, devices=2)
+
+
+@pytest.mark.parametrize("what", ["interactive", "parts", "mega", "bursts", "slo"])
+def test_cases_are_scenarios(what: str) -> None:
+    found = dict(cases(what, GIVEN))
+    assert len(found) > 1 and all("qlm" in made.policies for made in found.values())
+
+
+def test_groups_load_less_than_a_strict_queue() -> None:
+    made = dict(cases("interactive", GIVEN))["5% interactive"]
+    ours, strict = run(made, "qlm", 0), run(made, "fcfs", 0)
+    assert ours["errors"] == strict["errors"] == 0
+    assert 2 * ours["loads"] < strict["loads"]
+    assert ours["requests_per_second"] > 1.5 * strict["requests_per_second"]
