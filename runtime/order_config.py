@@ -24,6 +24,8 @@ class OrderConfig:
         evict: Whether running sequences give way to urgent ones (`qlm`).
         cap_batches: Whether rows that can wait are left out of steps that would be too long for an urgent sequence that
             runs (`qlm`).
+        strict: Whether a sequence that does not fit holds back all later ones that need its devices (`edf`), as with
+            `fcfs`: the baseline of the paper.
         cells: Whether each serving cell has a virtual queue of its own (`qlm`; QL-04), or one for all.
         group_batches: Most requests of a group, as a multiple of the mean number that run (QL-03; the paper's delta).
         plan_alpha: Probability with which a planned group is to be on time.
@@ -39,6 +41,7 @@ class OrderConfig:
     soft_deadline_ms: int = 600_000
     evict: bool = True
     cap_batches: bool = True
+    strict: bool = False
     group_batches: int = 4
     cells: bool = True
     plan_alpha: float = 0.95
@@ -60,6 +63,11 @@ class OrderConfig:
     @property
     def by_deadline(self) -> bool:
         return self.plan in ("edf", "qlm", "paper")
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether a sequence that does not fit holds back all later ones that need its devices."""
+        return self.plan == "fcfs" or (self.plan == "edf" and self.strict)
 
     @property
     def plans(self) -> bool:

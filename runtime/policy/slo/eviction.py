@@ -78,6 +78,24 @@ def victims(urgent: Urgent, running: Sequence[Occupant], now: int) -> tuple[str,
     return tuple(each.seq for each in _enough(urgent, able))
 
 
+def leave_for_load(urgent: Urgent, running: Sequence[Occupant], load: int, now: int) -> tuple[str, ...]:
+    """Return the sequences that give way to a model that waits to be loaded: all that are in its way, or none.
+
+    They have to load their own model again before they go on.
+
+    Args:
+        running: Those on the stages that have to leave, at least one.
+        load: Expected time of a load.
+    """
+    if now + load + urgent.shortest > urgent.due:
+        return ()  # it is late anyway
+    if now + max(each.ends for each in running) + load + urgent.longest <= urgent.due:
+        return ()
+    away = 2 * load + urgent.service
+    able = all(each.may_yield and now + away + each.resumes <= each.due for each in running)
+    return tuple(each.seq for each in running) if able else ()
+
+
 def _wait(urgent: Urgent, running: Sequence[Occupant]) -> int:
     """Return the time within which what ends by itself most likely suffices.
 

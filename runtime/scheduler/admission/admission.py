@@ -1,4 +1,4 @@
-"""Admit waiting sequences: find a path with loaded stages, and pages for all the context that a sequence has.
+"""Admit waiting sequences (QL-08): find a path with loaded stages, and pages for all the context that one has.
 
 Contract:
 - Chains are considered by the rank of their first waiting sequence.
@@ -11,9 +11,8 @@ Contract:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from runtime.chains import Chain, Path, Stage, devices_of
 from runtime.control.request_checks import refusal
@@ -21,6 +20,7 @@ from runtime.control.sequence import Rank
 from runtime.kv.pages import groups_for
 from runtime.policy.routing.latency import Latency
 from runtime.policy.routing.paths import path_cost
+from runtime.scheduler.admission.bounding import Bounding
 from runtime.scheduler.admission.variant_choice import VariantChooser
 from runtime.scheduler.controllers.actions import holders
 from runtime.scheduler.kv.prefix_index import PrefixMatch
@@ -34,19 +34,6 @@ from runtime.types import SequenceRequest
 
 #: Least time in ns between two searches for idle instances of one chain; loading one takes far longer.
 _LOOKED = 50_000_000
-
-
-class Bounding(Protocol):
-    """An order by deadline, as far as admission needs it."""
-
-    def forecast(self, sequence: ScheduledSequence, now: int) -> None:
-        """Forecast the end of a request that has arrived; refuse it if that is too late and `overload` says so."""
-
-    def block(self, sequence: ScheduledSequence, route: Route) -> None:
-        """Record a waiting sequence that finds no room on the route that it would take."""
-
-    def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
-        """Return whether a waiting sequence is not to start on these devices now."""
 
 
 class Admission:
@@ -137,8 +124,8 @@ class Admission:
                         within=self._within(sequence),
                     )
             if route is None or not self._enters(sequence, route, full, now):
-                if state.config.order.plan == "fcfs":
-                    return
+                if state.config.order.holds_all:
+                    full |= state.block_map.devices_of(sequence.chain)
                 heapq.heappop(heads)
                 continue
             after = state.waiting.after(sequence)
@@ -286,6 +273,10 @@ class Admission:
             return True
         if missing:
             self._residency.request_stages(sequence, missing, now)
+            if self._order is not None:
+                self._order.block_load(
+                    sequence, partial(self._residency.in_the_way, sequence, missing), self._residency.close
+                )
             self._warm(sequence.chain, route, now)
             # While these load, it may run on a path with all stages loaded.
             other = router.route(

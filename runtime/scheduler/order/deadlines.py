@@ -1,8 +1,8 @@
 """Order waiting sequences, and predict when they end (QL-04, QL-14 to QL-16).
 
     off    by priority, then arrival; a sequence that does not fit holds back its chain and its devices
-    fcfs   the same order, and a sequence that does not fit holds back all that follow
-    edf    by priority, then deadline
+    fcfs   the same order, and a sequence that does not fit holds back all that follow and need its devices
+    edf    by priority, then deadline; with `strict` as fcfs holds back
     qlm    as edf; sequences that cannot be on time any more go behind those that can, and running sequences give way
            to urgent ones (`scheduler.order.evictions`)
 

@@ -3,6 +3,9 @@
     admission: the first sequence that finds no room -> `review` -> preempt, or mark for it when its row returns
     -> admission again, in rank order
 
+Where the first sequence's model finds no room beside models that running sequences use, all of these give way, so that
+their stages can leave (QL-13).
+
 A sequence that gave way waits by its own rank, behind the one that it gave way to, and runs again from its prompt and
 its tokens. One decision is under way at a time: while sequences of the last one still have rows in flight, there is no
 other. What is chosen is `policy.slo.eviction`'s.
@@ -10,9 +13,12 @@ other. What is chosen is `policy.slo.eviction`'s.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from runtime.kv.pages import groups_for
-from runtime.policy.slo.eviction import Occupant, Urgent, victims
+from runtime.policy.slo.eviction import Occupant, Urgent, leave_for_load, victims
 from runtime.scheduler.order.deadlines import DeadlineOrder
+from runtime.scheduler.residency.waiters import Closing, InTheWay
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -28,6 +34,7 @@ class Evictions:
     def __init__(self, state: ClusterState, seating: SequenceLifecycle, order: DeadlineOrder, evicts: bool) -> None:
         self._state, self._seating, self._order, self._evicts = state, seating, order, evicts
         self._blocked: tuple[ScheduledSequence, Route] | None = None
+        self._unloaded: tuple[ScheduledSequence, InTheWay, Closing] | None = None
         self._leaving: tuple[str, ...] = ()
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
@@ -36,12 +43,23 @@ class Evictions:
             self._order.forecasts.limit(sequence)
             self._blocked = (sequence, route)
 
+    def block_load(self, sequence: ScheduledSequence, find: Callable[[], InTheWay | None], close: Closing) -> None:
+        """Record a waiting sequence for which models in use leave no room; the first of a pass counts."""
+        if self._evicts and self._unloaded is None and (way := find()) is not None:
+            self._unloaded = sequence, way, close
+
     def review(self, now: int) -> bool:
         """Evict for the sequence that was blocked in the latest pass; return whether any has left already."""
         blocked, self._blocked = self._blocked, None
-        if blocked is None or not self._evicts or self._under_way():
+        unloaded, self._unloaded = self._unloaded, None
+        if not self._evicts or self._under_way():
             return False
-        chosen = self._choose(*blocked, now)
+        chosen = [] if blocked is None else self._choose(*blocked, now)
+        if not chosen and unloaded is not None:
+            sequence, way, close = unloaded
+            chosen = self._choose_for_load(sequence, way, now)
+            if chosen:
+                close(way.stages)
         self._leaving = tuple(each.seq for each in chosen)
         gone = False
         for each in chosen:
@@ -55,7 +73,7 @@ class Evictions:
 
     def forget_blocked(self) -> None:
         """Forget what was blocked: there is one review per event."""
-        self._blocked = None
+        self._blocked = self._unloaded = None
 
     def _under_way(self) -> bool:
         running = self._state.running
@@ -63,6 +81,8 @@ class Evictions:
 
     def _choose(self, sequence: ScheduledSequence, route: Route, now: int) -> list[ScheduledSequence]:
         urgent = self._urgent(sequence, route)
+        if now + urgent.shortest > urgent.due:
+            return []  # late anyway: `victims` would say so, too
         needed = urgent.places | {name for name, count in urgent.pages.items() if count > 0}
         here = [
             each
@@ -70,6 +90,24 @@ class Evictions:
             if not needed.isdisjoint(each.place.devices) and not each.waits.doomed and each.waits.paused is None
         ]
         found = victims(urgent, [self._occupant(each, sequence, now) for each in here], now) if needed else ()
+        return [self._state.running[seq] for seq in found]
+
+    def _choose_for_load(self, sequence: ScheduledSequence, way: InTheWay, now: int) -> list[ScheduledSequence]:
+        """Return the running sequences on stages that leave for the model of a waiting one."""
+        running = [
+            each
+            for each in self._state.running.values()
+            if any(each.chain.stage(hop.lo, hop.hi) in way.stages.get(hop.device, ()) for hop in each.path)
+        ]
+        if not running or any(each.waits.doomed or each.waits.paused is not None for each in running):
+            return []
+        urgent = Urgent(
+            sequence.rank.order,
+            self._order.shortest(sequence),
+            self._order.service(sequence),
+            self._order.longest(sequence),
+        )
+        found = leave_for_load(urgent, [self._occupant(each, sequence, now) for each in running], way.load, now)
         return [self._state.running[seq] for seq in found]
 
     def _urgent(self, sequence: ScheduledSequence, route: Route) -> Urgent:

@@ -1,4 +1,4 @@
-"""When the parts of an order by deadline act, in the course of an event.
+"""When the parts of an order by deadline act, in the course of an event (QL-07).
 
     rows have returned    batch_caps: learn, and leave rows out of the next steps
     admission             cells: what waits goes to free places elsewhere; evictions: what runs gives way; again
@@ -24,6 +24,7 @@ from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.order.evictions import Evictions
 from runtime.scheduler.order.planning import Plans
 from runtime.scheduler.placement.block_map import BlockMap
+from runtime.scheduler.residency.waiters import Closing, InTheWay
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -73,6 +74,10 @@ class OrderParts:
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room."""
         self._evictions.block(sequence, route)
+
+    def block_load(self, sequence: ScheduledSequence, find: Callable[[], InTheWay | None], close: Closing) -> None:
+        """Record a waiting sequence for which models in use leave no room."""
+        self._evictions.block_load(sequence, find, close)
 
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
         """Return whether a waiting sequence is not to start on these devices now."""

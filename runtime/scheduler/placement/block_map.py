@@ -131,6 +131,10 @@ class BlockMap:
         """
         return any(all(name in names for name in self.instances.get(use.block, ())) for use in chain.uses)
 
+    def devices_of(self, chain: Chain) -> set[str]:
+        """Return the devices that have instances of a chain's blocks."""
+        return {name for use in chain.uses for name in self.instances.get(use.block, ())}
+
     # -- internals -----------------------------------------------------------------------------------------------------
 
     def _remove_instance(self, block: str, device: str) -> None:

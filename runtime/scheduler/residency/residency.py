@@ -2,6 +2,7 @@
 
     request_stages(sequence, missing)    where they do not fit, make room first, or wait
     is_closed(chain)                     whether new sequences of a chain wait, because a stage of it is about to leave
+    in_the_way(sequence, missing)        what running sequences would have to leave for them
     holds_back(sequence, devices)        whether a sequence takes no pages: an earlier one waits for their memory
     make_pages(needs)                    let idle stages leave for pages
     retry_waiting()                      retry what waits for its turn
@@ -28,14 +29,15 @@ Of a shared budget:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from runtime.chains import Chain, Stage
 from runtime.kv.pages import groups_for
-from runtime.policy.residency.eviction import ResidentStage, StageWeights, footprint_of, stages_to_unload
+from runtime.policy.residency.eviction import StageWeights, footprint_of, stages_to_unload
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.migration.migration import Moves
+from runtime.scheduler.residency.waiters import InTheWay, OnDevice, RoomWaiter, SwapCounts
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
@@ -46,45 +48,6 @@ _WEIGHT = 0.2
 _MS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _OnDevice(ResidentStage):
-    """A resident stage with the key that the scheduler knows it by."""
-
-    stage: Stage | None = None
-
-
-@dataclass(slots=True)
-class _Waiter:
-    """The first sequence that waits for room on a device.
-
-    Fields:
-        closed: Stages that take no new sequences for it.
-        holds: Whether later sequences take no pages for it.
-    """
-
-    sequence: ScheduledSequence
-    since: int
-    closed: set[Stage] = field(default_factory=set)
-    holds: bool = False
-
-
-@dataclass(slots=True)
-class SwapCounts:
-    """Totals of stages loaded and unloaded on demand.
-
-    Fields:
-        loads: Stages loaded.
-        unloads: Stages unloaded to make room.
-        loaded_bytes: Bytes of the blocks that loads added, each once.
-        load_ns: Duration of all loads, from request to report.
-    """
-
-    loads: int = 0
-    unloads: int = 0
-    loaded_bytes: int = 0
-    load_ns: int = 0
-
-
 class Residency:
     """What is loaded on the devices, by demand."""
 
@@ -93,7 +56,7 @@ class Residency:
         self._prefix_cache = prefix_cache
         self._moves = moves
         self.on = state.config.residency == "swap"
-        self._waiters: dict[str, _Waiter] = {}
+        self._waiters: dict[str, RoomWaiter] = {}
         self._places: dict[str, int] | None = None
         self._used: dict[tuple[str, Stage], int] = {}
         #: Since when stages are idle, as seen on ticks, on devices with a shared budget.
@@ -168,6 +131,33 @@ class Residency:
                 if self._state.ask_for(chain, name, stage):
                     self._began[name, stage] = now, missed
 
+    def in_the_way(self, sequence: ScheduledSequence, missing: Iterable[tuple[str, Stage]]) -> InTheWay | None:
+        """Return what running sequences would have to leave for the stages that a sequence lacks; None for nothing.
+
+        That is so where it is the first that waits on those devices.
+        """
+        found: dict[str, frozenset[Stage]] = {}
+        longest = 0
+        for name, stage in missing:
+            waiter, device = self._waiters.get(name), self._state.devices[name]
+            if waiter is None or waiter.sequence is not sequence:
+                continue
+            incoming, resident = self._state.weights_of(sequence.chain, stage), self._resident(device)
+            gone = {each.stage for each in self._leaving(sequence, device, resident, incoming) or ()}
+            used = frozenset(stage for stage in self._in_use(device) if stage in gone)
+            if used:
+                found[name] = used
+                kept = {block for each in resident if each.stage not in gone for block in each.weights.blocks}
+                missed = {block: size for block, size in incoming.blocks.items() if block not in kept}
+                longest = max(longest, int(1e9 * self._state.times.loads.seconds(name, missed, incoming.own)))
+        return InTheWay(found, longest) if found else None
+
+    def close(self, stages: Mapping[str, Iterable[Stage]]) -> None:
+        """Let no new sequences on stages that leave for the first waiting sequence of their devices."""
+        for name, some in stages.items():
+            if name in self._waiters:
+                self._waiters[name].closed.update(some)
+
     def is_on_way(self, sequence: ScheduledSequence, device: str, stage: Stage) -> bool:
         """Return whether a request of a stage changes nothing: it is loading, or an earlier sequence waits there."""
         waiter = self._waiters.get(device)
@@ -239,7 +229,7 @@ class Residency:
         return True
 
     def _in_run(
-        self, sequence: ScheduledSequence, device: Device, gone: Sequence[_OnDevice], incoming: StageWeights, now: int
+        self, sequence: ScheduledSequence, device: Device, gone: Sequence[OnDevice], incoming: StageWeights, now: int
     ) -> bool:
         """Return whether a stage that would leave has work, and has not served for long enough since its load.
 
@@ -277,7 +267,7 @@ class Residency:
             needed += more * dict(running.place.weights).get(device.name, 0)
         return min(device.plan.limit, pages.weights_beside(needed))
 
-    def _rested(self, device: Device, each: _OnDevice, resident: Sequence[_OnDevice], now: int) -> bool:
+    def _rested(self, device: Device, each: OnDevice, resident: Sequence[OnDevice], now: int) -> bool:
         """Return whether a stage has been idle for long enough to leave for pages."""
         if each.pinned or each.next_use is not None or each.stage is None:
             return False
@@ -302,7 +292,7 @@ class Residency:
         self,
         sequence: ScheduledSequence,
         device: Device,
-        resident: Sequence[_OnDevice],
+        resident: Sequence[OnDevice],
         incoming: StageWeights,
         now: int,
     ) -> bool:
@@ -317,23 +307,22 @@ class Residency:
         self,
         sequence: ScheduledSequence,
         device: Device,
-        resident: Sequence[_OnDevice],
+        resident: Sequence[OnDevice],
         incoming: StageWeights,
         now: int,
     ) -> None:
         """Let a sequence wait for room; close stages in use once it has waited long enough."""
         waiter = self._waiters.get(device.name)
         if waiter is None or waiter.sequence is not sequence:
-            waiter = self._waiters[device.name] = _Waiter(sequence, now)
+            waiter = self._waiters[device.name] = RoomWaiter(sequence, now)
             self._state.tell.control(now, "stage.wait", "QL-13", device.name, seq=sequence.seq)
         if not self._overdue(sequence, device, resident, incoming, now):
             return
-        able = [each if each.stage in device.stages.loading else replace(each, pinned=False) for each in resident]
         order, place = self._state.config.eviction, self._place_of(sequence)
         if device.pages.budget and stages_to_unload(resident, incoming, device.plan.limit, order, place) is not None:
             waiter.holds = True  # pages are in the way
             return
-        gone = stages_to_unload(able, incoming, device.plan.limit, order, place)
+        gone = self._leaving(sequence, device, resident, incoming)
         if gone and self._in_run(sequence, device, gone, incoming, now):
             return
         fresh = {each.stage for each in gone or () if each.stage is not None} - waiter.closed
@@ -341,16 +330,25 @@ class Residency:
             self._state.tell.control(now, "stage.close", "QL-13", device.name, stage=stage.id, seq=sequence.seq)
         waiter.closed |= fresh
 
-    def _resident(self, device: Device) -> list[_OnDevice]:
+    def _leaving(
+        self, sequence: ScheduledSequence, device: Device, resident: Sequence[OnDevice], incoming: StageWeights
+    ) -> list[OnDevice] | None:
+        """Return the stages that leave for a sequence's once no running one uses them; None if too few may."""
+        able = [each if each.stage in device.stages.loading else replace(each, pinned=False) for each in resident]
+        return stages_to_unload(
+            able, incoming, device.plan.limit, self._state.config.eviction, self._place_of(sequence)
+        )
+
+    def _resident(self, device: Device) -> list[OnDevice]:
         """Return the loaded and loading stages of a device."""
         busy = self._in_use(device)
-        found: list[_OnDevice] = []
+        found: list[OnDevice] = []
         for stage in sorted({*device.stages.loaded, *device.stages.loading}):
             loading = stage in device.stages.loading
             blocks = device.stages.wanted.get(stage, ())
             moving = self._moves.bound_for(device.name, blocks)
             found.append(
-                _OnDevice(
+                OnDevice(
                     stage.id,
                     StageWeights(self._state.sizes_of(blocks), device.stages.own_bytes.get(stage, 0)),
                     self._next_use(stage),
@@ -373,7 +371,7 @@ class Residency:
             return None
         return self._order().get(stage.model)
 
-    def _is_before(self, waiter: _Waiter, sequence: ScheduledSequence) -> bool:
+    def _is_before(self, waiter: RoomWaiter, sequence: ScheduledSequence) -> bool:
         rank = self._state.waiting.rank
         return rank(waiter.sequence) < rank(sequence)
 

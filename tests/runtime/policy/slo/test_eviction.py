@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.policy.slo.eviction import Occupant, Urgent, victims
+from runtime.policy.slo.eviction import Occupant, Urgent, leave_for_load, victims
 
 #: It needs a place on d until 100, and takes 40.
 URGENT = Urgent(due=100, shortest=40, service=40, longest=40, places=frozenset({"d"}))
@@ -76,3 +76,19 @@ def test_those_that_free_nothing_of_what_is_missing_stay() -> None:
         occupant("there", lost=2, held={"e": 10}),
     ]
     assert victims(urgent, running, now=0) == ("here", "there")
+
+
+def test_all_in_the_way_of_a_load_give_way_or_none() -> None:
+    """It is due at 100 and takes 40, a load 30; what gives way is back after 2 x 30 + 40, and takes 500."""
+    both = [occupant("a"), occupant("b")]
+    assert leave_for_load(URGENT, both, 30, now=0) == ("a", "b")
+    assert leave_for_load(URGENT, [occupant("a"), occupant("b", may_yield=False)], 30, now=0) == ()
+    assert leave_for_load(URGENT, [occupant("a", due=600), occupant("b")], 30, now=0) == ("a", "b")
+    assert leave_for_load(URGENT, [occupant("a", due=599), occupant("b")], 30, now=0) == (), "it would be late itself"
+
+
+def test_none_leaves_for_a_load_if_that_does_not_help() -> None:
+    assert leave_for_load(URGENT, [occupant("a")], 60, now=0) == ("a",)
+    assert leave_for_load(URGENT, [occupant("a")], 61, now=0) == (), "it is late anyway"
+    assert leave_for_load(URGENT, [occupant("a", ends=30)], 30, now=0) == (), "it can wait"
+    assert leave_for_load(URGENT, [occupant("a", ends=30), occupant("b", ends=31)], 30, now=0) == ("a", "b")

@@ -86,6 +86,21 @@ def test_plan_spares_loads_that_deadlines_alone_cause() -> None:
     assert 2 * times["qlm"] < times["edf"]
 
 
+@pytest.mark.parametrize(
+    ("plan", "strict", "passes"),
+    [("off", False, True), ("edf", False, True), ("fcfs", False, False), ("edf", True, False)],
+)
+def test_a_strict_order_lets_no_loaded_model_pass(plan: str, strict: bool, passes: bool) -> None:
+    """While a model waits for the device, a later request of the one that is there runs, unless the order is strict."""
+    made = swapping(plan, strict=strict)
+    for number, (model, tokens) in enumerate((("m0", 40), ("m1", 4), ("m0", 4))):
+        one = request(f"s{number}", (1, 2, 3), model, max_tokens=tokens, ignore_eos=True)
+        made.ask(replace(one, arrival=(1 + number) * MS, slo_ms=60_000), at=(1 + 110 * bool(number) + number) * MS)
+    finished(made)
+    ends = {event.seq: event.t for event in made.trace.named("finish")}
+    assert (ends["s2"] < ends["s1"]) == passes
+
+
 def test_one_plan_is_asked_for_in_an_episode() -> None:
     made = swapping()
     interleave(made)
@@ -182,3 +197,37 @@ def test_deciding_is_replayable() -> None:
         finished(made)
         orders.append([(each.seq, each.t) for each in made.trace.named("finish")])
     assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("evict", [True, False])
+def test_running_sequences_give_way_to_a_model_that_has_to_be_loaded(evict: bool) -> None:
+    """QL-09 and QL-13: `finished` compares the tokens of all with those of undisturbed sequences."""
+    made = swapping(evict=evict)
+    for number in range(4):  # how long loads and answers take is learned
+        one = request(f"w{number}", (1, 2, 3), f"m{number % 2}", max_tokens=8, ignore_eos=True)
+        made.ask(replace(one, arrival=(1 + 200 * number) * MS, slo_ms=60_000), at=(1 + 200 * number) * MS)
+    for number in range(2):
+        one = request(f"long{number}", (1, 2, 3), "m0", max_tokens=50, ignore_eos=True)
+        made.ask(replace(one, arrival=1000 * MS, slo_ms=60_000), at=1000 * MS)
+    urgent = request("urgent", (1, 2, 3), "m1", max_tokens=4, ignore_eos=True)
+    made.ask(replace(urgent, arrival=1110 * MS, slo_ms=125), at=1110 * MS)
+    finished(made)
+    counters = made.scheduler.state().counters
+    ends = {event.seq: event.t for event in made.trace.named("finish")}
+    assert (ends["urgent"] <= 1235 * MS) == evict
+    assert counters.evictions == counters.preemptions == 2 * evict
+    assert (ends["urgent"] < min(ends["long0"], ends["long1"])) == evict
+
+
+def test_none_gives_way_to_a_model_that_can_wait_or_is_late_anyway() -> None:
+    for slo_ms in (60, 5000):
+        made = swapping(evict=True)
+        for number in range(4):
+            one = request(f"w{number}", (1, 2, 3), f"m{number % 2}", max_tokens=8, ignore_eos=True)
+            made.ask(replace(one, arrival=(1 + 200 * number) * MS, slo_ms=60_000), at=(1 + 200 * number) * MS)
+        long = request("long", (1, 2, 3), "m0", max_tokens=50, ignore_eos=True)
+        made.ask(replace(long, arrival=1000 * MS, slo_ms=60_000), at=1000 * MS)
+        urgent = request("urgent", (1, 2, 3), "m1", max_tokens=4, ignore_eos=True)
+        made.ask(replace(urgent, arrival=1110 * MS, slo_ms=slo_ms), at=1110 * MS)
+        finished(made)
+        assert made.scheduler.state().counters.evictions == 0

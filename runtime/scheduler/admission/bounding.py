@@ -1,0 +1,26 @@
+"""What admission needs of an order by deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from runtime.scheduler.residency.waiters import Closing, InTheWay
+from runtime.scheduler.routing.route_cache import Route
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+
+
+class Bounding(Protocol):
+    """An order by deadline, as far as admission needs it."""
+
+    def forecast(self, sequence: ScheduledSequence, now: int) -> None:
+        """Forecast the end of a request that has arrived; refuse it if that is too late and `overload` says so."""
+
+    def block(self, sequence: ScheduledSequence, route: Route) -> None:
+        """Record a waiting sequence that finds no room on the route that it would take."""
+
+    def block_load(self, sequence: ScheduledSequence, find: Callable[[], InTheWay | None], close: Closing) -> None:
+        """Record a waiting sequence that lacks stages; `find`: returns what is in their way."""
+
+    def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
+        """Return whether a waiting sequence is not to start on these devices now."""
