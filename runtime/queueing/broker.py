@@ -1,4 +1,4 @@
-"""RabbitMQ in front of the queue's tables: requests wait in a quorum queue, and come to a server that has room.
+"""RabbitMQ in front of the queue's tables (QL-02): requests wait in a quorum queue, and come to a server that has room.
 
 A message is a whole request; a line of a batch is one without its body, a range of the batch's file. A server writes
 the rows of what it is given, and so claims it; the message stays unacknowledged until the answer is in the tables.

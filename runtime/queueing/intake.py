@@ -1,4 +1,4 @@
-"""Where requests wait until a server takes them: the queue's own tables, or a broker in front of them (`broker`).
+"""Where requests wait for a server (QL-02): in the queue's own tables, or in a broker in front of them (`broker`).
 
     put -> claim -> ack                     claim -> release -> claim ...
 

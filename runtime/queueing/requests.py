@@ -1,4 +1,4 @@
-"""The queries of the durable queue. Each works in the transaction that it is given (`QueueDatabase`, `Journal.write`).
+"""The queries of the durable queue (QL-02). Each works in the transaction that it gets (`QueueDatabase`, `Journal`).
 
     put (queued | running) -> claim -> begin -> append ... -> finish -> expire
                                   \\-> release -> claim ...

@@ -1,4 +1,4 @@
-"""The servers of one queue, each with a lease by the database's clock. Only PostgreSQL has several (`database`).
+"""The servers of one queue (QL-02), each with a lease by the database's clock. Only PostgreSQL has several.
 
     join -> renew ... -> leave            bury: a lease that is over ends the server's part
 
