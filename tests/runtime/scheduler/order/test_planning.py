@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -231,3 +232,23 @@ def test_none_gives_way_to_a_model_that_can_wait_or_is_late_anyway() -> None:
         made.ask(replace(urgent, arrival=1110 * MS, slo_ms=slo_ms), at=1110 * MS)
         finished(made)
         assert made.scheduler.state().counters.evictions == 0
+
+
+def scheduled(seed: int) -> int:
+    """Play a random schedule of models that come and go; return how often sequences gave way."""
+    rng = random.Random(seed)
+    made = swapping(evict=True, limit=rng.choice((6_000, 9_000)), models=4, run_floor=rng.choice((0.0, 2.0)))
+    made.loading = lambda: rng.randrange(5, 60) * MS
+    for number in range(40):
+        at, tokens = (1 + rng.randrange(1500)) * MS, rng.randrange(1, 50)
+        one = request(f"s{number}", (1, 2, 3), f"m{rng.randrange(4)}", max_tokens=tokens, ignore_eos=True)
+        made.ask(replace(one, arrival=at, slo_ms=rng.choice((None, 80, 150, 300, 5000))), at=at)
+    for _ in range(rng.choice((0, 0, 2))):
+        made.at(rng.randrange(1500) * MS, lambda: made.kill("d0"))
+    finished(made, 5_000)
+    return made.scheduler.state().counters.evictions
+
+
+def test_any_schedule_with_models_that_come_and_go_ends_well() -> None:
+    """`finished` checks tokens, and that nothing is left."""
+    assert sum(map(scheduled, range(8))) > 0
