@@ -8,103 +8,14 @@ state between calls; a call writes to a new tensor, or in place where its name e
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from ctypes import c_double, c_float, c_int, c_int64, c_void_p
-from dataclasses import dataclass
-from typing import Any
+from ctypes import c_int64
 
 import torch
 from torch import Tensor
 
 from runtime.engine.kernels.build import PATHS, Build, NoKernels, library
-
-
-class _Part(ctypes.Structure):
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("n", c_int64), ("narrow", c_int64))
-
-
-class _Pages(ctypes.Structure):
-    _fields_ = (
-        ("k", c_void_p), ("v", c_void_p), ("page_stride", c_int64), ("page_tokens", c_int64), ("tables", c_void_p),
-        ("table_stride", c_int64), ("narrow", c_int64),
-    )  # fmt: skip
-
-
-#: Maximum heads of a layer and width of a head in the kernels' attention, which keeps them on a thread's stack.
-MOST_HEADS, MOST_WIDTH = 1024, 1024
-
-#: Maximum number of weights in a group with the same input that an adapter covers at once.
-_MOST_PARTS = 4
-
-
-class _Low(ctypes.Structure):
-    _fields_ = (
-        ("a", c_void_p), ("ranks", c_int64), ("b", c_void_p * _MOST_PARTS), ("bias", c_void_p * _MOST_PARTS),
-        ("rank", c_int64 * _MOST_PARTS),
-    )  # fmt: skip
-
-
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "zoo_panel": (),
-    "zoo_products": (),
-    "zoo_multiply_add": (c_int64, c_int, c_int),
-    "zoo_read": (c_void_p, c_int64, c_int),
-    "zoo_pack": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
-    "zoo_unpack": (c_void_p, c_int64, c_int64, c_void_p, c_int),
-    "zoo_pack_narrow": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
-    "zoo_unpack_narrow": (c_void_p, c_int64, c_int64, c_void_p, c_int),
-    "zoo_round": (c_void_p, c_int64, c_int),
-    "zoo_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int),
-    "zoo_stored": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int),
-    "zoo_gate": (c_void_p, c_int64, c_int64, c_void_p, c_int),
-    "zoo_adapt": (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int),
-    "zoo_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int),
-    "zoo_rotate": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int),
-    "zoo_keep": (
-        c_void_p,
-        c_void_p,
-        *[c_int64] * 4,
-        c_void_p,
-        c_void_p,
-        c_int64,
-        c_void_p,
-        c_void_p,
-        c_int64,
-        c_int,
-        c_int,
-    ),
-    "zoo_decode": (
-        c_void_p,
-        c_int64,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        *[c_int64] * 4,
-        c_void_p,
-        c_int64,
-        c_float,
-        c_float,
-        c_void_p,
-        c_int,
-    ),
-    "zoo_chunks": (c_void_p, c_int64, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_float, c_void_p, c_int),
-    "zoo_layers": (c_void_p, c_void_p, c_int64, c_void_p, c_int),
-    "zoo_onward": (c_void_p,),
-    "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
-}
-_RETURNS: dict[str, Any] = {
-    "zoo_panel": c_int64,
-    "zoo_products": c_int64,
-    "zoo_multiply_add": c_double,
-    "zoo_read": c_int64,
-    "zoo_linear": c_int,
-    "zoo_stored": c_int,
-    "zoo_decode": c_int,
-    "zoo_chunks": c_int,
-    "zoo_adapt": c_int,
-    "zoo_layers": c_int,
-    "zoo_onward": c_int,
-}
+from runtime.engine.kernels.operands import Lows, OnwardRows, Parts, Pool, PromptChunks, Widths
+from runtime.engine.kernels.signatures import RETURNS, SIGNATURES, Half, PagesData, StepData
 
 _PLAIN, _GATED_SILU = 0, 1
 
@@ -114,268 +25,6 @@ _MISSING = {
     "amx": "this processor or its system has no AMX-BF16",
 }
 _WRONG = "the tile unit (AMX-BF16) gives other bits than its description"
-
-
-class Half(ctypes.Structure):
-    """`struct half`: half a layer. Only `layer` and the adapters change between calls."""
-
-    _fields_ = (
-        ("kind", c_int64),
-        ("width", c_int64),
-        ("norm", c_void_p),
-        ("in_parts", c_void_p),
-        ("out_parts", c_void_p),
-        ("in_count", c_int64),
-        ("in_total", c_int64),
-        ("out_inputs", c_int64),
-        ("in_sizes", c_void_p),
-        ("out_sizes", c_void_p),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("heads", c_int64),
-        ("kv_heads", c_int64),
-        ("dim", c_int64),
-        ("window", c_int64),
-        ("layer", c_int64),
-        ("in_lows", c_void_p),
-        ("out_lows", c_void_p),
-        ("eps", c_float),
-        ("q_eps", c_float),
-        ("k_eps", c_float),
-        ("scale", c_float),
-        ("narrow", c_int64),
-    )
-
-
-class StepData(ctypes.Structure):
-    """`struct step`: what the rows of a step have in common."""
-
-    _fields_ = (
-        ("rows", c_int64),
-        ("cosine", c_void_p),
-        ("sine", c_void_p),
-        ("k_pool", c_void_p),
-        ("v_pool", c_void_p),
-        ("page_stride", c_int64),
-        ("page_tokens", c_int64),
-        ("token_pages", c_void_p),
-        ("token_offsets", c_void_p),
-        ("tables", c_void_p),
-        ("table_stride", c_int64),
-        ("layer_stride", c_int64),
-        ("lengths", c_void_p),
-        ("bounds", c_void_p),
-        ("adapters", c_int64),
-        ("normed", c_void_p),
-        ("wide", c_void_p),
-        ("made", c_void_p),
-        ("narrow", c_int64),
-    )
-
-
-class OnwardData(ctypes.Structure):
-    """`struct onward`: rows of one token each, and where the K, V and angles of their next tokens are."""
-
-    _fields_ = (
-        ("lengths", c_void_p),
-        ("rows", c_int64),
-        ("tables", c_void_p),
-        ("table_stride", c_int64),
-        ("layer_stride", c_int64),
-        ("layers", c_int64),
-        ("groups", c_int64),
-        ("page_tokens", c_int64),
-        ("pages", c_void_p),
-        ("offsets", c_void_p),
-        ("cos_of", c_void_p),
-        ("sin_of", c_void_p),
-        ("positions", c_int64),
-        ("dim", c_int64),
-        ("cosine", c_void_p),
-        ("sine", c_void_p),
-    )
-
-
-class OnwardRows:
-    """Rows of one token each that advance by one token per step.
-
-    Args:
-        lengths: tokens of each row [rows]; the kernel increments them.
-        page_tokens: tokens in a page.
-        layers: attention layers of the page tables.
-        dim: values of an angle row.
-    """
-
-    def __init__(self, lengths: Tensor, page_tokens: int, layers: int, dim: int) -> None:
-        rows = lengths.numel()
-        self.lengths, self.pages, self.offsets = (
-            lengths,
-            torch.empty(layers, rows, dtype=torch.int64),
-            torch.empty_like(lengths),
-        )
-        self.cosine, self.sine = torch.empty(rows, dim), torch.empty(rows, dim)
-        self._data = OnwardData(
-            lengths=lengths.data_ptr(), rows=rows, layers=layers, page_tokens=page_tokens, pages=self.pages.data_ptr(),
-            offsets=self.offsets.data_ptr(), dim=dim, cosine=self.cosine.data_ptr(), sine=self.sine.data_ptr(),
-        )  # fmt: skip
-        self.address = ctypes.addressof(self._data)
-        self._tables: Tensor | None = None
-        self._angles: tuple[Tensor, Tensor] | None = None
-
-    def lie(self, tables: Tensor) -> None:
-        """Set the page tables [rows, layers, groups] that later steps read."""
-        data = self._data
-        if tables.shape[:2] != (data.rows, data.layers) or tables.dtype != torch.int64 or tables.stride(2) != 1:
-            raise ValueError(f"tables {list(tables.shape)} are not of {data.rows} rows and {data.layers} layers")
-        data.tables, data.table_stride, data.layer_stride, data.groups = (
-            tables.data_ptr(),
-            *tables.stride()[:2],
-            tables.shape[2],
-        )
-        self._tables = tables
-
-    def turn(self, angles: tuple[Tensor, Tensor]) -> None:
-        """Set the rotary tables that later steps read: cos and sin [positions, dim]."""
-        if angles is self._angles:
-            return
-        data, (cos, sin) = self._data, angles
-        if any(each.shape[1] != data.dim or each.dtype != torch.float32 or not each.is_contiguous() for each in angles):
-            raise ValueError(f"angles {list(cos.shape)} are not of {data.dim} values")
-        data.cos_of, data.sin_of, data.positions = cos.data_ptr(), sin.data_ptr(), cos.shape[0]
-        self._angles = angles
-
-
-@dataclass(frozen=True, slots=True)
-class PromptChunk:
-    """`count` tokens of one row.
-
-    Fields:
-        token: Index of the first one in the forward context.
-        start: Position of the first one in its sequence.
-        row: The row in the page tables.
-    """
-
-    token: int
-    count: int
-    start: int
-    row: int
-
-
-class PromptChunks:
-    """Prompt chunks in the layout that the kernels read."""
-
-    def __init__(self, chunks: Sequence[PromptChunk]) -> None:
-        flat = [value for one in chunks for value in (one.token, one.count, one.start, one.row)]
-        self._array = (c_int64 * len(flat))(*flat)
-        self.address = ctypes.addressof(self._array)
-        self.count = len(chunks)
-
-
-class Widths:
-    """The number of inputs and outputs of weights that read the same x."""
-
-    def __init__(self, inputs: int, sizes: Sequence[int]) -> None:
-        self.inputs, self.sizes, self.count = inputs, tuple(sizes), len(sizes)
-        self.widths = (c_int64 * len(sizes))(*sizes)
-        self.outputs = sum(sizes)
-
-
-class Parts(Widths):
-    """Packed weights that one call multiplies side by side. Keeps them alive.
-
-    Args:
-        packed: the weights, all float32 [panels, in, panel] or all bfloat16 [panels, in / 2, panel, 2].
-        sizes: the number of outputs of each.
-        biases: [out] or None for each.
-    """
-
-    def __init__(self, packed: Sequence[Tensor], sizes: Sequence[int], biases: Sequence[Tensor | None]) -> None:
-        if len({(weight.shape[1], weight.dtype) for weight in packed}) != 1 or any(
-            bias is not None and bias.numel() != n for bias, n in zip(biases, sizes, strict=True)
-        ):
-            raise ValueError(
-                "weights that are multiplied together read the same input, and a bias has a value per output"
-            )
-        #: Whether the weights are bfloat16.
-        self.narrow = packed[0].dtype == torch.bfloat16
-        super().__init__(packed[0].shape[1] * (2 if self.narrow else 1), sizes)
-        self._alive = (tuple(packed), tuple(biases))
-        parts = [
-            _Part(weight.data_ptr(), None if bias is None else bias.data_ptr(), size, weight.dtype == torch.bfloat16)
-            for weight, size, bias in zip(packed, sizes, biases, strict=True)
-        ]
-        self.array = (_Part * len(parts))(*parts)
-        self.address = ctypes.addressof(self.array)
-
-
-class Low:
-    """One adapter on the weights of one `Parts`, packed. Keeps the packed matrices alive; `nbytes` counts them.
-
-    Args:
-        parts: at most four, one per weight: (a [rank, in], b [out, rank], bias [out] or None), or None where the
-            adapter does not apply.
-
-    Raises:
-        ValueError: more than four.
-    """
-
-    def __init__(self, kernels: Kernels, parts: Sequence[tuple[Tensor, Tensor, Tensor | None] | None]) -> None:
-        if len(parts) > _MOST_PARTS:
-            raise ValueError(f"an adapter lies on {_MOST_PARTS} weights of a group at most")
-        self._kernels = kernels
-        there = [part for part in parts if part is not None]
-        self._a = kernels.pack(torch.cat([a for a, _, _ in there])) if there else None
-        self._b = [None if part is None else kernels.pack(part[1]) for part in parts]
-        self._biases = [None if part is None or part[2] is None else part[2].contiguous() for part in parts]
-        self._ranks = [0 if part is None else part[0].shape[0] for part in parts]
-        self.struct = _Low(a=None if self._a is None else self._a.data_ptr(), ranks=sum(self._ranks))
-        for at, (b, bias, rank) in enumerate(zip(self._b, self._biases, self._ranks, strict=True)):
-            self.struct.rank[at] = rank
-            self.struct.b[at], self.struct.bias[at] = (None if one is None else one.data_ptr() for one in (b, bias))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(one.numel() * one.element_size() for one in (self._a, *self._b, *self._biases) if one is not None)
-
-    def a(self, at: int) -> Tensor:
-        """Return A [rank, in] on weight number `at`, unpacked into a new tensor."""
-        if self._a is None:
-            raise ValueError("an adapter without anything has no matrices")
-        first = sum(self._ranks[:at])
-        return self._kernels.unpack(self._a, sum(self._ranks))[first : first + self._ranks[at]]
-
-    def b(self, at: int, outputs: int) -> Tensor:
-        """Return B [out, rank] on weight number `at`, unpacked into a new tensor."""
-        packed = self._b[at]
-        if packed is None:
-            raise ValueError("an adapter without anything has no matrices")
-        return self._kernels.unpack(packed, outputs)
-
-    def bias(self, at: int) -> Tensor | None:
-        return self._biases[at]
-
-
-class Lows:
-    """Adapters in the order of a forward context's spans."""
-
-    def __init__(self, lows: Sequence[Low]) -> None:
-        self._alive = tuple(lows)
-        self.array = (_Low * len(lows))(*(low.struct for low in lows))
-        self.address = ctypes.addressof(self.array)
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Pages of one geometry, as one layer reads them.
-
-    Fields:
-        k, v: [pages, page_tokens, kv_heads, head_dim].
-        tables: Page ids of this layer [rows, groups].
-    """
-
-    k: Tensor
-    v: Tensor
-    tables: Tensor
 
 
 class Kernels:
@@ -390,9 +39,9 @@ class Kernels:
         found = library(build)
         if isinstance(found, NoKernels):
             raise found
-        for name, arguments in _SIGNATURES.items():
+        for name, arguments in SIGNATURES.items():
             function = getattr(found, name)
-            function.argtypes, function.restype = arguments, _RETURNS.get(name)
+            function.argtypes, function.restype = arguments, RETURNS.get(name)
         self._lib = found
         self._threads = threads
         self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
@@ -740,8 +389,8 @@ def _contiguous(heads: Tensor) -> bool:
     return heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
 
 
-def _pages(pool: Pool) -> _Pages:
-    return _Pages(
+def _pages(pool: Pool) -> PagesData:
+    return PagesData(
         pool.k.data_ptr(),
         pool.v.data_ptr(),
         pool.k.stride(0),

@@ -14,16 +14,9 @@ from torch import Tensor
 
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.dense.window import Window, WindowPlace
-from runtime.engine.kernels.bindings import (
-    MOST_HEADS,
-    MOST_WIDTH,
-    Kernels,
-    Pool,
-    PromptChunk,
-    PromptChunks,
-    StepData,
-    back_to_back,
-)
+from runtime.engine.kernels.bindings import Kernels, back_to_back
+from runtime.engine.kernels.operands import Pool, PromptChunk, PromptChunks
+from runtime.engine.kernels.signatures import MOST_HEADS, MOST_WIDTH, StepData
 
 
 class NativeWindow:

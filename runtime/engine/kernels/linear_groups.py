@@ -20,7 +20,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from runtime.engine.kernels.bindings import Kernels, Low, Lows, Parts, Widths
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.operands import Low, Lows, Parts, Widths
 from runtime.engine.layers.activations import Uniform
 from runtime.engine.layers.linear import SharedLinear
 from runtime.engine.layers.matmul import NativeProduct

@@ -13,16 +13,9 @@ from torch import Tensor
 
 from runtime.engine.attention.gathered import GatheredAttention
 from runtime.engine.attention.interface import Tokens
-from runtime.engine.kernels.bindings import (
-    MOST_HEADS,
-    MOST_WIDTH,
-    Kernels,
-    Pool,
-    PromptChunk,
-    PromptChunks,
-    back_to_back,
-    can_be_kept,
-)
+from runtime.engine.kernels.bindings import Kernels, back_to_back, can_be_kept
+from runtime.engine.kernels.operands import Pool, PromptChunk, PromptChunks
+from runtime.engine.kernels.signatures import MOST_HEADS, MOST_WIDTH
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
 from runtime.kv.pool import PageView
 

@@ -17,8 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from runtime.engine.kernels.bindings import MOST_HEADS, MOST_WIDTH, Half, Kernels, Parts, StepData
+from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Grouped, spans_of
+from runtime.engine.kernels.operands import Parts
+from runtime.engine.kernels.signatures import MOST_HEADS, MOST_WIDTH, Half, StepData
 from runtime.engine.layers.fused import FusedAttention, FusedFfn
 from runtime.engine.layers.operations import NativeNorm, NativeOperations
 from runtime.engine.step.context import ForwardContext, PagedMetadata

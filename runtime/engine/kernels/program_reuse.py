@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.engine.kernels.bindings import OnwardRows
+from runtime.engine.kernels.operands import OnwardRows
 from runtime.engine.kernels.program import Program
 from runtime.engine.layers.rotary import RotaryTables
 from runtime.engine.step.context import ForwardContext, PagedMetadata

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engine.kernels.bindings import Kernels, Parts, can_be_read
+from runtime.engine.kernels.bindings import Kernels, can_be_read
+from runtime.engine.kernels.operands import Parts
 
 #: (x [.., in], weight [out, in], bias [out] or None) -> [.., out], as torch's `linear`.
 Multiply = Callable[..., Tensor]

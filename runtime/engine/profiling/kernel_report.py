@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from runtime.engine.kernels.bindings import Kernels, Parts
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.operands import Parts
 
 #: Features of x86-64 processors that the kernels use, as Linux names them.
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")

@@ -143,7 +143,7 @@ static void release_tiles(void) { abort(); }
 static int has_tiles(void) { return 0; }
 #endif
 
-/* The number of a path of products with bfloat16 weights: bindings.py's `PATHS`. */
+/* The number of a path of products with bfloat16 weights: build.py's `PATHS`. */
 enum { ANY = 0, WIDEN = 1, AVX512 = 2, AMX = 3, EMULATED = 4 };
 
 /* The path in use, once zoo_products has chosen it. */

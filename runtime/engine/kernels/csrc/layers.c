@@ -75,7 +75,7 @@ int zoo_layers(float *hidden, const struct half *halves, int64_t count, const st
     return failed;
 }
 
-/* Rows of one token each, and the places of K, V and angles of their next tokens: `OnwardData` in bindings.py. Page
+/* Rows of one token each, and the places of K, V and angles of their next tokens: `OnwardData` in signatures.py. Page
  * tables as in `struct step`. */
 struct onward {
     int64_t *lengths, rows;

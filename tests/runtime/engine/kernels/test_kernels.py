@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.kernels.bindings import Kernels, Low, Lows, Parts, Pool, PromptChunk, PromptChunks
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.operands import Low, Lows, Parts, Pool, PromptChunk, PromptChunks
 from tests.runtime.engine.compiled import needs_kernels
 
 pytestmark = needs_kernels

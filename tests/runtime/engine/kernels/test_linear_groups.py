@@ -9,7 +9,8 @@ import pytest
 
 from runtime.config import EngineConfig
 from runtime.engine.kernels import linear_groups as groups
-from runtime.engine.kernels.bindings import Kernels, Low
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.operands import Low
 from runtime.engine.layers.linear import SharedLinear
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import PagedDevice, drive

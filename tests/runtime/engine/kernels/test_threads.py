@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from runtime.engine.kernels import build
-from runtime.engine.kernels.bindings import Kernels, Parts, Pool, PromptChunk, PromptChunks
+from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import compiled, library
+from runtime.engine.kernels.operands import Parts, Pool, PromptChunk, PromptChunks
 from tests.runtime.engine.compiled import needs_kernels
 
 pytestmark = needs_kernels
