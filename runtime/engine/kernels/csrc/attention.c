@@ -1,12 +1,22 @@
 /* What attention in decode steps and in chunks of a prompt have in common: pages, softmax, and joining splits, so that a
  * token has the same bits in both. Included by kernels.c.
  *
+ * Over pages of bfloat16, on a processor with a dot product of pairs (PAIRED), queries and softmax's weights are rounded to
+ * bfloat16: scores are sums over pairs of a head's values, results sums over pairs of keys, in float32. Softmax divides by
+ * the sum of the rounded weights, so that rounding them does not scale the result. Otherwise all products are float32.
+ *
  *     page pool  ->  token t of a page at page * page_stride + t * kv_heads * dim, K and V in two pools
  */
 /* Attention over more than SPLIT keys is split into parts of SPLIT keys, and softmax is updated after every KEYS keys:
  * at multiples of both, in decode steps and in chunks of a prompt. */
 #define SPLIT 512
 #define KEYS 64
+
+#if defined(__AVX512BF16__) && VL == 16 && PRODUCTS != 1
+#define PAIRED 1
+#else
+#define PAIRED 0
+#endif
 
 struct pages {
     const char *k, *v;       /* pools of float32, or of bfloat16 if `narrow` */
@@ -26,16 +36,56 @@ INLINE vec load_of(const char *p, int64_t i, int narrow)
     return *(const vec *)(p + i * 4);
 }
 
+/* Pairs of the bfloat16 values [i, i + VL) of two keys, of which either may be NULL for zeros. `count` of them exist. */
+INLINE uvec pairs_of(const char *even, const char *odd, int64_t i, int64_t count)
+{
+    hvec low = {0}, high = {0};
+    if (count >= VL) {
+        if (even != NULL) low = *(const hvec *)(even + i * 2);
+        if (odd != NULL) high = *(const hvec *)(odd + i * 2);
+    } else {
+        if (even != NULL) memcpy(&low, even + i * 2, (size_t)count * 2);
+        if (odd != NULL) memcpy(&high, odd + i * 2, (size_t)count * 2);
+    }
+    return __builtin_convertvector(low, uvec) | __builtin_convertvector(high, uvec) << 16;
+}
+
+/* Units [p, p + VL) of VL keys of `bytes` bytes, transposed: a unit is a float or a pair of bfloat16. Keys may be NULL. */
+INLINE void turn_keys(const char **ks, int64_t offset, int64_t bytes, int64_t p, const char **then, uvec *r)
+{
+    for (int i = 0; i < VL; i++) {
+        r[i] = (uvec){0};
+        if (ks[i] == NULL) continue;
+        if (bytes - p * 4 >= VL * 4)
+            r[i] = *(const uvec *)(ks[i] + offset + p * 4);
+        else
+            memcpy(&r[i], ks[i] + offset + p * 4, (size_t)(bytes - p * 4));
+        if (then != NULL) __builtin_prefetch(then[i] + offset + p * 4, 0, 2);
+    }
+    transpose(r);
+}
+
 INLINE float value_of(const char *p, int64_t i, int narrow)
 {
     return narrow ? wide_of(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
+/* p [VL], at least 0, rounded to bfloat16 as pair_up rounds. */
+INLINE vec round_weights(vec p)
+{
+#if PAIRED
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)p)), 16);
+#else
+    return p;
+#endif
+}
+
 /* Update one query head's softmax with `scale` times the scores of KEYS keys, of which [begin, end) count: scores become
- * weights; maximum, sum and acc [width] of the preceding keys are scaled to the new maximum. scale is positive. Decode
- * steps and chunks of a prompt call this one function, so that a token has the same bits in both. */
+ * weights, rounded to bfloat16 if PAIRED and `narrow`; maximum, sum and acc [width] of the preceding keys are scaled to the
+ * new maximum. scale is positive. Decode steps and chunks of a prompt call this one function, so that a token has the same
+ * bits in both. */
 static __attribute__((noinline)) void soften(int64_t begin, int64_t end, float scale, float cap, float *scores, float *maximum, float *sum,
-                                             float *acc, int64_t width)
+                                             float *acc, int64_t width, int narrow)
 {
     if (cap > 0.0f) {
         for (int64_t t = begin; t < end; t++) scores[t] = tanhf(scores[t] * scale / cap) * cap;
@@ -64,6 +114,7 @@ static __attribute__((noinline)) void soften(int64_t begin, int64_t end, float s
     vec total = {0}, base = (vec){0} - (*maximum == -INFINITY ? 0.0f : *maximum); /* avoids NaN when all are -inf */
     for (int t = 0; t < KEYS; t += VL) {
         vec p = exp_of(fused(*(vec *)(scores + t), (vec){0} + scale, base));
+        if (PAIRED && narrow) p = round_weights(p);
         *(vec *)(scores + t) = p;
         total += p;
     }

@@ -26,34 +26,30 @@ INLINE void find(const struct pages *pages, const struct reach *row, int64_t fro
     }
 }
 
-/* Scores of m query heads, dim floats apart, against VL keys of one head, at `offset` bytes of ks (NULL: any score):
- * scores[i * KEYS]. Sums over dim in the order of `tile`. Prefetches what is at the same offset of `then`. */
-INLINE void score_tile(int m, int64_t dim, const float *q, const char **ks, const char **then, int64_t offset, int narrow, float *scores)
+/* Scores of m query heads, `step` units apart, against VL keys of one head, at `offset` bytes of ks (NULL: any score):
+ * scores[i * KEYS]. q is float32, or pairs of bfloat16 if PAIRED and `narrow`. Sums over dim in the order of a tile.
+ * Prefetches what is at the same offset of `then`. */
+INLINE void score_tile(int m, int64_t dim, const void *q, int64_t step, const char **ks, const char **then, int64_t offset, int narrow,
+                       float *scores)
 {
     vec acc[8];
     int64_t units = narrow ? (dim + 1) / 2 : dim;
     for (int i = 0; i < m; i++) acc[i] = (vec){0};
     for (int64_t p = 0; p < units; p += VL) {
         uvec r[VL];
-        int64_t bytes = dim * (narrow ? 2 : 4) - p * 4;
-        for (int i = 0; i < VL; i++) {
-            r[i] = (uvec){0};
-            if (ks[i] == NULL) continue;
-            if (bytes >= VL * 4)
-                r[i] = *(const uvec *)(ks[i] + offset + p * 4);
-            else
-                memcpy(&r[i], ks[i] + offset + p * 4, (size_t)bytes);
-            if (then != NULL) __builtin_prefetch(then[i] + offset + p * 4, 0, 2);
-        }
-        transpose(r);
+        turn_keys(ks, offset, dim * (narrow ? 2 : 4), p, then, r);
         int64_t left = units - p < VL ? units - p : VL;
 #pragma GCC unroll 16
         for (int j = 0; j < VL; j++) {
             if (j >= left) break;
-            int64_t d = narrow ? 2 * (p + j) : p + j;
-            for (int i = 0; i < m; i++) acc[i] = fused(narrow ? (vec)(r[j] << 16) : (vec)r[j], (vec){0} + q[i * dim + d], acc[i]);
-            if (narrow && d + 1 < dim)
-                for (int i = 0; i < m; i++) acc[i] = fused((vec)(r[j] & 0xffff0000u), (vec){0} + q[i * dim + d + 1], acc[i]);
+            if (PAIRED && narrow) {
+                for (int i = 0; i < m; i++) acc[i] = dot_pairs(acc[i], r[j], (uvec){0} + ((const uint32_t *)q)[i * step + p + j]);
+                continue;
+            }
+            const float *one = (const float *)q + (narrow ? 2 * (p + j) : p + j);
+            for (int i = 0; i < m; i++) acc[i] = fused(narrow ? (vec)(r[j] << 16) : (vec)r[j], (vec){0} + one[i * step], acc[i]);
+            if (narrow && 2 * (p + j) + 1 < dim)
+                for (int i = 0; i < m; i++) acc[i] = fused((vec)(r[j] & 0xffff0000u), (vec){0} + one[i * step + 1], acc[i]);
         }
     }
     for (int i = 0; i < m; i++) *(vec *)(scores + i * KEYS) = acc[i];
@@ -62,11 +58,12 @@ INLINE void score_tile(int m, int64_t dim, const float *q, const char **ks, cons
 #define SCORE(m) \
     case m: \
         if (narrow) \
-            score_tile(m, dim, q, ks, then, offset, 1, scores); \
+            score_tile(m, dim, q, step, ks, then, offset, 1, scores); \
         else \
-            score_tile(m, dim, q, ks, then, offset, 0, scores); \
+            score_tile(m, dim, q, step, ks, then, offset, 0, scores); \
         break;
-static void score_keys(int64_t m, int64_t dim, const float *q, const char **ks, const char **then, int64_t offset, int narrow, float *scores)
+static void score_keys(int64_t m, int64_t dim, const void *q, int64_t step, const char **ks, const char **then, int64_t offset, int narrow,
+                       float *scores)
 {
     switch (m) {
         SCORE(1) SCORE(2) SCORE(3) SCORE(4)
@@ -100,38 +97,74 @@ INLINE void value_tile(int m, int c, int64_t begin, int64_t end, const float *we
         for (int j = 0; j < c; j++) *(vec *)(acc + i * width + j * VL) += made[i][j];
 }
 
-/* As value_tile, for one query head and the values from `offset` up to dim, fewer than a vector. */
-INLINE void value_rest(int64_t begin, int64_t end, const float *weights, const char **vs, int64_t offset, int64_t rest, int narrow, float *acc)
+/* As value_tile, over pairs of keys and weights [KEYS / 2] per head, in the order of `tile_narrow`. */
+INLINE void pair_values(int m, int c, int64_t begin, int64_t end, const uint32_t *weights, const char **vs, const char **then, int64_t offset,
+                        float *acc, int64_t width)
+{
+    vec made[4][4];
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < c; j++) made[i][j] = (vec){0};
+    for (int64_t p = begin / 2; p < (end + 1) / 2; p++) {
+        uvec b[4];
+        for (int j = 0; j < c; j++) b[j] = pairs_of(vs[2 * p], vs[2 * p + 1], offset + j * VL, VL);
+        for (int64_t t = 2 * p; t < 2 * p + 2 && then != NULL; t++)
+            for (int j = 0; j < c * VL * 2 && then[t] != NULL; j += 64) __builtin_prefetch(then[t] + offset * 2 + j, 0, 2);
+        for (int i = 0; i < m; i++) {
+            uvec s = (uvec){0} + weights[i * (KEYS / 2) + p];
+            for (int j = 0; j < c; j++) made[i][j] = dot_pairs(made[i][j], b[j], s);
+        }
+    }
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < c; j++) *(vec *)(acc + i * width + j * VL) += made[i][j];
+}
+
+/* As value_tile, for one query head and the values from `offset` up to dim, fewer than a vector. `paired`: as pair_values. */
+INLINE void value_rest(int64_t begin, int64_t end, const float *weights, const uint32_t *paired, const char **vs, int64_t offset, int64_t rest,
+                       int narrow, float *acc)
 {
     vec made = {0};
-    for (int64_t t = begin; t < end; t++) {
-        vec b = {0};
-        for (int64_t j = 0; j < rest; j++) b[j] = value_of(vs[t], offset + j, narrow);
-        made = fused(b, (vec){0} + weights[t], made);
+    if (PAIRED && narrow) {
+        for (int64_t p = begin / 2; p < (end + 1) / 2; p++)
+            made = dot_pairs(made, pairs_of(vs[2 * p], vs[2 * p + 1], offset, rest), (uvec){0} + paired[p]);
+    } else {
+        for (int64_t t = begin; t < end; t++) {
+            vec b = {0};
+            for (int64_t j = 0; j < rest; j++) b[j] = value_of(vs[t], offset + j, narrow);
+            made = fused(b, (vec){0} + weights[t], made);
+        }
     }
     *(vec *)acc += made;
 }
 
+#define HEADS_VALUES(m, c) \
+    if (PAIRED && narrow) \
+        pair_values(m, c, begin, end, pairs, vs, g == h * group ? then : NULL, h * dim + d, o + d, width); \
+    else \
+        value_tile(m, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width);
 #define VALUES(c) \
     switch (m) { \
-        case 4: value_tile(4, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); break; \
-        case 3: value_tile(3, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); break; \
-        case 2: value_tile(2, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); break; \
-        default: value_tile(1, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); \
+        case 4: HEADS_VALUES(4, c) break; \
+        case 3: HEADS_VALUES(3, c) break; \
+        case 2: HEADS_VALUES(2, c) break; \
+        default: HEADS_VALUES(1, c) \
     }
 /* Attend with the query heads of KV heads [first, first + heads) over the tokens of one row, at most SPLIT.
  *
  * q [heads * group, dim]; out [heads * group, width], dim rounded up to vectors, is unnormalised, with each query head's
  * maximum and sum: softmax(q K^T) V = out / sum. A token's heads are contiguous and read together. V is prefetched while
  * K is read, and the next K while V is read, at the end that of row `next`, which probably follows: runs as short as a KV
- * page defeat the hardware prefetcher. Scratch: scores [heads * group, KEYS]. */
+ * page defeat the hardware prefetcher. Scratch: scores [heads * group, KEYS]; if PAIRED and narrow, pairs for q and for
+ * softmax's weights, `pairs_room` of them. */
 INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
                         const struct reach *next, int64_t first, int64_t kv_heads, int narrow, float scale, float cap, float *scores,
-                        float *out, float *maxima, float *sums)
+                        uint32_t *paired, float *out, float *maxima, float *sums)
 {
     const char *places[2][2][KEYS];
     const int64_t size = narrow ? 2 : 4, width = (dim + VL - 1) / VL * VL;
-    int64_t all = heads * group, lo = row->lo, hi = row->hi;
+    int64_t all = heads * group, lo = row->lo, hi = row->hi, units = (dim + 1) / 2;
+    uint32_t *weights = paired + all * units;
+    if (PAIRED && narrow)
+        for (int64_t g = 0; g < all; g++) pair_up(q + g * dim, dim, paired + g * units);
     const int64_t *table = row->table;
     for (int64_t g = 0; g < all; g++) {
         maxima[g] = -INFINITY;
@@ -157,35 +190,47 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
         for (int64_t t = begin / VL * VL; t < end; t += VL)
             for (int64_t h = 0; h < heads; h++)
                 for (int64_t g = 0; g < group; g += SCORED)
-                    score_keys(group - g < SCORED ? group - g : SCORED, dim, q + (h * group + g) * dim, ks + t, g == 0 ? vs + t : NULL, h * dim * size,
-                               narrow, scores + (h * group + g) * KEYS + t);
-        for (int64_t g = 0; g < all; g++) soften(begin, end, scale, cap, scores + g * KEYS, maxima + g, sums + g, out + g * width, width);
+                    score_keys(group - g < SCORED ? group - g : SCORED, dim,
+                               PAIRED && narrow ? (const void *)(paired + (h * group + g) * units) : q + (h * group + g) * dim,
+                               PAIRED && narrow ? units : dim, ks + t, g == 0 ? vs + t : NULL, h * dim * size, narrow,
+                               scores + (h * group + g) * KEYS + t);
+        for (int64_t g = 0; g < all; g++) {
+            soften(begin, end, scale, cap, scores + g * KEYS, maxima + g, sums + g, out + g * width, width, narrow);
+            if (PAIRED && narrow) pair_up(scores + g * KEYS, KEYS, weights + g * (KEYS / 2));
+        }
         for (int64_t h = 0; h < heads; h++) {
             for (int64_t g = h * group; g < (h + 1) * group;) {
                 int64_t m = (h + 1) * group - g < 4 ? (h + 1) * group - g : 4, d = 0;
                 const float *mine = scores + g * KEYS;
+                const uint32_t *pairs = weights + g * (KEYS / 2);
                 float *o = out + g * width;
                 for (; d + 4 * VL <= dim; d += 4 * VL) VALUES(4);
                 for (; d + VL <= dim; d += VL) VALUES(1);
                 for (int64_t i = 0; i < m && d < dim; i++)
-                    value_rest(begin, end, mine + i * KEYS, vs, h * dim + d, dim - d, narrow, o + i * width + d);
+                    value_rest(begin, end, mine + i * KEYS, pairs + i * (KEYS / 2), vs, h * dim + d, dim - d, narrow, o + i * width + d);
                 g += m;
             }
         }
     }
 }
 
+/* Pairs of scratch that attend_part needs for `heads` query heads. */
+static int64_t pairs_room(const struct pages *pages, int64_t heads, int64_t dim)
+{
+    return PAIRED && pages->narrow ? heads * ((dim + 1) / 2 + KEYS / 2) : 0;
+}
+
 #define ATTEND(D) \
     do { \
         if (pages->narrow) \
-            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, out, maxima, sums); \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, paired, out, maxima, sums); \
         else \
-            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, out, maxima, sums); \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, paired, out, maxima, sums); \
     } while (0)
 /* Constant sizes let the compiler unroll. */
 static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
                        const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores,
-                       float *out, float *maxima, float *sums)
+                       uint32_t *paired, float *out, float *maxima, float *sums)
 {
     switch (dim) {
         case 64: ATTEND(64); break;
@@ -218,11 +263,13 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
     int64_t splits = (longest + SPLIT - 1) / SPLIT;
     int64_t at_once = rows * splits >= 2 * threads ? kv_heads : 1; /* with few rows, threads share a row's heads */
     int64_t shares = kv_heads / at_once, padded = (dim + VL - 1) / VL * VL, width = heads * (padded + 2);
+    int64_t room = pairs_room(pages, at_once * group, dim);
     float *parts = malloc((size_t)(rows * splits * width) * 4); /* [rows, splits]: out [heads, padded], maxima, sums [heads] */
     if (parts == NULL) return 1;
 #pragma omp parallel num_threads(threads)
     {
         float scores[at_once * group * KEYS] ALIGNED, total[padded] ALIGNED;
+        uint32_t paired[room + 1] ALIGNED;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < rows * splits * shares; each++) {
             int64_t r = each / shares / splits, split = each / shares % splits, head = each % shares * at_once;
@@ -236,7 +283,7 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
                 continue;
             }
             const float *mine = q + (tokens == NULL ? r : tokens[r]) * q_stride + head * group * dim;
-            attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores,
+            attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores, paired,
                        o + head * group * padded, maxima, sums);
         }
 #pragma omp for schedule(dynamic, SHARE(rows * heads))

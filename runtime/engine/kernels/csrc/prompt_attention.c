@@ -48,35 +48,74 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
     }
 }
 
+/* As lay_out_head, if PAIRED and the pages are bfloat16: K as panels [panels][pairs of dim][NR] of pairs of a key's values, V as
+ * [dim panels][padded / 2][NR] of pairs of keys. */
+static void lay_out_pairs_of_head(const struct pages *pages, const int64_t *table, int64_t head, int64_t kv_heads, int64_t dim, int64_t length,
+                                  int64_t padded, uint32_t *k_out, uint32_t *v_out)
+{
+    const int64_t units = (dim + 1) / 2;
+    for (int64_t from = 0; from < padded; from += VL, k_out += from % NR == 0 ? units * NR : 0) {
+        const char *ks[VL], *vs[VL];
+        for (int64_t t = 0; t < VL; t++) {
+            ks[t] = vs[t] = NULL;
+            if (from + t >= length) continue;
+            int64_t at = from + t, place = table[at / pages->page_tokens] * pages->page_stride + (at % pages->page_tokens * kv_heads + head) * dim;
+            ks[t] = pages->k + place * 2, vs[t] = pages->v + place * 2;
+        }
+        for (int64_t p = 0; p < units; p += VL) {
+            uvec r[VL];
+            turn_keys(ks, 0, dim * 2, p, NULL, r);
+            for (int64_t j = 0; j < VL && p + j < units; j++) *(uvec *)(k_out + (p + j) * NR + from % NR) = r[j];
+        }
+        for (int64_t t = 0; t < VL; t += 2)
+            for (int64_t d = 0; d < (dim + NR - 1) / NR * NR; d += VL)
+                *(uvec *)(v_out + (d / NR * (padded / 2) + (from + t) / 2) * NR + d % NR) =
+                    d < dim ? pairs_of(vs[t], vs[t + 1], d, dim - d) : (uvec){0};
+    }
+}
+
 /* Panels of keys per softmax update. */
 #define PANELS (KEYS / NR)
 
 /* Attend with a block of m query rows of one head, the first at position `first`, over the laid out K and V of their
- * row. acc: scratch for MR rows of twice the padded width and of dim. */
-static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const float *k, const float *v, int64_t padded,
+ * row; `paired`: of lay_out_pairs_of_head. acc: scratch for MR rows of twice the padded width and of dim. */
+static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const void *k, const void *v, int64_t padded, int paired,
                          int64_t first, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride)
 {
     float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR], total_maxima[MR], total_sums[MR];
+    uint32_t weights[MR * KEYS / 2] ALIGNED, *queries = (uint32_t *)(acc + 2 * MR * ((dim + NR - 1) / NR * NR));
+    const int64_t units = (dim + 1) / 2;
     int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR, end = (first + m + NR - 1) / NR;
     float *total = acc + MR * width, *mine = total + MR * width; /* copied, because rows a page apart would evict each other */
     for (int64_t i = 0; i < m; i++) {
         maxima[i] = total_maxima[i] = -INFINITY, sums[i] = total_sums[i] = 0.0f;
-        memcpy(mine + i * dim, q + i * q_stride, (size_t)dim * 4);
+        if (paired)
+            pair_up(q + i * q_stride, dim, queries + i * units);
+        else
+            memcpy(mine + i * dim, q + i * q_stride, (size_t)dim * 4);
     }
     memset(acc, 0, (size_t)(m * width) * 4);
     memset(total, 0, (size_t)(m * width) * 4);
     int64_t lo = window > 0 && first + 1 > window ? (first + 1 - window) / KEYS * PANELS : 0;
     for (int64_t panel = lo; panel < end; panel += PANELS) {
         int64_t count = end - panel < PANELS ? end - panel : PANELS;
-        for (int64_t p = 0; p < count; p++) rows_tile(m, dim, dim, mine, k + (panel + p) * dim * NR, NULL, scores + p * NR, KEYS);
+        for (int64_t p = panel; p < panel + count; p++)
+            if (paired)
+                rows_tile_narrow(m, units, units, queries, (const uint32_t *)k + p * units * NR, NULL, scores + (p - panel) * NR, KEYS);
+            else
+                rows_tile(m, dim, dim, mine, (const float *)k + p * dim * NR, NULL, scores + (p - panel) * NR, KEYS);
         for (int64_t i = 0; i < m; i++) {
             int64_t after = first + i + 1 - panel * NR, before = window > 0 ? after - window : 0;
             after = after < 0 ? 0 : after < KEYS ? after : KEYS;
             before = before < 0 ? 0 : before < KEYS ? before : KEYS;
-            soften(before, after, scale, cap, scores + i * KEYS, maxima + i, sums + i, acc + i * width, width);
+            soften(before, after, scale, cap, scores + i * KEYS, maxima + i, sums + i, acc + i * width, width, paired);
+            if (paired) pair_up(scores + i * KEYS, KEYS, weights + i * (KEYS / 2));
         }
         for (int64_t s = 0; s < slabs; s++) {
-            rows_tile(m, count * NR, KEYS, scores, v + (s * padded + panel * NR) * NR, NULL, made, NR);
+            if (paired)
+                rows_tile_narrow(m, count * NR / 2, KEYS / 2, weights, (const uint32_t *)v + (s * padded + panel * NR) / 2 * NR, NULL, made, NR);
+            else
+                rows_tile(m, count * NR, KEYS, scores, (const float *)v + (s * padded + panel * NR) * NR, NULL, made, NR);
             for (int64_t i = 0; i < m; i++)
                 for (int64_t j = 0; j < NR; j += VL) *(vec *)(acc + i * width + s * NR + j) += *(vec *)(made + i * NR + j);
         }
@@ -96,13 +135,15 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
 int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
                const struct pages *pages, int64_t window, float scale, float cap, float *out, int threads)
 {
+    const int paired = PAIRED && pages->narrow;
     int64_t group = heads / kv_heads, slabs = (dim + NR - 1) / NR, blocks = 0, room = 0;
+    const int64_t k_size = paired ? (dim + 1) / 2 : dim, size = k_size + (paired ? slabs * NR / 2 : slabs * NR); /* floats per token */
     int64_t *offsets = malloc((size_t)(2 * count + 2) * 8), *firsts = offsets + count + 1;
     if (offsets == NULL) return 1;
     for (int64_t c = 0; c < count; c++) { /* offset of each chunk's K and V, and number of its first block */
         offsets[c] = room;
         firsts[c] = blocks;
-        room += kv_heads * ((chunks[c].start + chunks[c].count + NR - 1) / NR * NR) * (dim + slabs * NR);
+        room += kv_heads * ((chunks[c].start + chunks[c].count + NR - 1) / NR * NR) * size;
         blocks += (chunks[c].count + MR - 1) / MR * heads;
     }
     float *laid = aligned_alloc(64, (size_t)((room * 4 + 63) / 64 * 64));
@@ -117,8 +158,12 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
         for (int64_t each = 0; each < count * kv_heads; each++) {
             const struct chunk *chunk = &chunks[each / kv_heads];
             int64_t length = chunk->start + chunk->count, padded = (length + NR - 1) / NR * NR, head = each % kv_heads;
-            float *k = laid + offsets[each / kv_heads] + head * padded * (dim + slabs * NR);
-            lay_out_head(pages, pages->tables + chunk->row * pages->table_stride, head, kv_heads, dim, length, padded, wide, k, k + padded * dim);
+            const int64_t *table = pages->tables + chunk->row * pages->table_stride;
+            float *k = laid + offsets[each / kv_heads] + head * padded * size, *v = k + padded * k_size;
+            if (paired)
+                lay_out_pairs_of_head(pages, table, head, kv_heads, dim, length, padded, (uint32_t *)k, (uint32_t *)v);
+            else
+                lay_out_head(pages, table, head, kv_heads, dim, length, padded, wide, k, v);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = blocks - 1; each >= 0; each--) { /* the longest first */
@@ -127,9 +172,9 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
             const struct chunk *chunk = &chunks[c];
             int64_t block = (each - firsts[c]) / heads, head = (each - firsts[c]) % heads, lo = block * MR;
             int64_t padded = (chunk->start + chunk->count + NR - 1) / NR * NR, m = chunk->count - lo < MR ? chunk->count - lo : MR;
-            const float *k = laid + offsets[c] + head / group * padded * (dim + slabs * NR);
-            attend_block(m, dim, q + (chunk->token + lo) * q_stride + head * dim, q_stride, k, k + padded * dim, padded, chunk->start + lo,
-                         window, scale, cap, acc, out + ((chunk->token + lo) * heads + head) * dim, heads * dim);
+            const float *k = laid + offsets[c] + head / group * padded * size;
+            attend_block(m, dim, q + (chunk->token + lo) * q_stride + head * dim, q_stride, k, k + padded * k_size, padded, paired,
+                         chunk->start + lo, window, scale, cap, acc, out + ((chunk->token + lo) * heads + head) * dim, heads * dim);
         }
     }
     free(laid);

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.kernels.bindings import Kernels, Parts, Pool, PromptChunk, PromptChunks
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.build import Build
+from runtime.engine.kernels.operands import Parts, Pool, PromptChunk, PromptChunks
 from runtime.engine.layers.matmul import StoredProduct, plain_product
 from tests.runtime.engine.compiled import needs_kernels
 
@@ -78,11 +80,11 @@ def test_rounding_is_torch_s(values: list[float]) -> None:
     assert torch.equal(made.isnan(), wanted.isnan()) and torch.equal(made.nan_to_num(0.5), wanted.nan_to_num(0.5))
 
 
-@THREADS
 @pytest.mark.parametrize("dim", [64, 24])
 @pytest.mark.parametrize("window", [0, 9])
-def test_attention_over_bfloat16_pages_is_that_over_their_values(kernels: Kernels, dim: int, window: int) -> None:
-    """Bit for bit that of the float32 kernels over the same values: decode rows and a prompt's chunk."""
+def test_attention_over_bfloat16_pages_is_that_over_their_values(dim: int, window: int) -> None:
+    """Without a dot product of pairs: bit for bit that of the float32 kernels, for decode rows and a prompt's chunk."""
+    kernels = Kernels(2, Build("widen"))
     torch.manual_seed(dim)
     heads, kv_heads, page, pages = 4, 2, 4, 40
     k, v = (torch.randn(pages, page, kv_heads, dim).bfloat16() for _ in range(2))
@@ -98,6 +100,47 @@ def test_attention_over_bfloat16_pages_is_that_over_their_values(kernels: Kernel
     for pool, out in zip((narrow, wide), outs, strict=True):
         kernels.chunks(prompt, pool, chunks, out, 0.3, window)
     assert torch.equal(*outs)
+
+
+@THREADS
+@pytest.mark.parametrize("dim", [64, 24, 7])
+@pytest.mark.parametrize("window", [0, 45])
+@pytest.mark.parametrize("length", [67, 530])
+def test_a_token_has_the_same_bits_in_a_decode_step_and_in_a_chunk(
+    kernels: Kernels, dim: int, window: int, length: int
+) -> None:
+    """Over bfloat16 pages, at each of the last 30 positions; near attention in float64 over rounded queries."""
+    torch.manual_seed(dim)
+    heads, kv_heads, page, first = 6, 2, 4, length - 30
+    pages = -(-length // page)
+    k, v = (torch.randn(pages, page, kv_heads, dim).bfloat16() for _ in range(2))
+    pool, query = Pool(k, v, torch.randperm(pages).view(1, pages)), torch.randn(30, heads, dim)
+    chunk = torch.empty_like(query)
+    kernels.chunks(query, pool, PromptChunks([PromptChunk(0, 30, first, 0)]), chunk, 0.2, window)
+    parts = torch.empty_like(query)
+    kernels.chunks(query, pool, PromptChunks([PromptChunk(0, 11, first, 0)]), parts, 0.2, window)
+    kernels.chunks(query, pool, PromptChunks([PromptChunk(11, 19, first + 11, 0)]), parts, 0.2, window)
+    assert torch.equal(parts, chunk), "a chunk's bits depend on where it was cut"
+    for at in range(30):
+        out = torch.empty(1, heads, dim)
+        kernels.decode(query[at : at + 1], pool, torch.tensor([first + at + 1]), out, 0.2, window)
+        assert torch.equal(out[0], chunk[at])
+    places = torch.arange(length)
+    seen = places <= places[first:, None]
+    if window:
+        seen &= places > places[first:, None] - window
+    keys, values = (
+        each[pool.tables[0]]
+        .reshape(pages * page, kv_heads, dim)[:length]
+        .double()
+        .repeat_interleave(3, 1)
+        .transpose(0, 1)
+        for each in (k, v)
+    )
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query.bfloat16().double().transpose(0, 1), keys, values, attn_mask=seen, scale=0.2
+    ).transpose(0, 1)
+    torch.testing.assert_close(chunk.double(), wanted, rtol=0.01, atol=0.01)
 
 
 def test_k_and_v_of_another_dtype_are_not_written() -> None:

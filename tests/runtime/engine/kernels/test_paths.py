@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from runtime.config import EngineConfig
-from runtime.engine.kernels.bindings import Kernels, Parts, Pool, PromptChunk, PromptChunks
+from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import Build, NoKernels
+from runtime.engine.kernels.operands import Parts, Pool, PromptChunk, PromptChunks
 from runtime.engine.models.registry import kernels_for
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import PagedDevice, drive
@@ -104,8 +105,10 @@ def test_everything_else_for_a_kind_of_processor(build: Build) -> None:
         chunk, last = torch.empty(13, 4, 24), torch.empty(1, 4, 24)
         kernels.chunks(query, pool, PromptChunks([PromptChunk(0, 13, 20, 0)]), chunk, 0.3)
         kernels.decode(query[12:], pool, torch.tensor([33]), last, 0.3)
-        torch.testing.assert_close(chunk, wanted, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(last, wanted[12:], rtol=1e-4, atol=1e-4)
+        near = 0.01 if pool.k.dtype == torch.bfloat16 else 1e-4  # where queries and weights are rounded to bfloat16
+        torch.testing.assert_close(chunk, wanted, rtol=near, atol=near)
+        torch.testing.assert_close(last, wanted[12:], rtol=near, atol=near)
+        assert torch.equal(last[0], chunk[12])
 
 
 def described(x: torch.Tensor, weight: torch.Tensor) -> np.ndarray:
@@ -173,6 +176,7 @@ def test_a_path_without_native_kernels_is_refused(changes: dict[str, str]) -> No
 
 
 def test_engines_of_one_process_use_the_paths_that_were_asked_for(bench) -> None:
+    """Their rounding differs, so log-probabilities are near and not equal."""
     name = bench.family("llama", "paths", dtype="bfloat16", seed=8)
     answers = []
     for path in ("auto", "widen"):
@@ -180,6 +184,10 @@ def test_engines_of_one_process_use_the_paths_that_were_asked_for(bench) -> None
         made = PagedDevice(bench.store, config, [name])
         kernels = made._registry.units.kernels
         assert kernels is not None and kernels.path == (Kernels(1).path if path == "auto" else path)
-        run = drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(prompts(3, (5, 20)))]})
-        answers.append([run.tokens(f"{i}") for i in range(2)])
-    assert answers[0] == answers[1]
+        asked = [ask(name, prompt, f"{i}", logprobs=8) for i, prompt in enumerate(prompts(3, (5, 20)))]
+        run = drive(made, {0: asked})
+        answers.append([run.events[f"{i}"][0].top for i in range(2)])
+    for ours, theirs in zip(*answers, strict=True):
+        near = {one.token: one.logprob for one in theirs}
+        shared = [one for one in ours if one.token in near]
+        assert len(shared) >= 6 and all(abs(one.logprob - near[one.token]) < 0.05 for one in shared)

@@ -1,6 +1,6 @@
 """The same text alone and in company: chats of a real model, and against transformers by teacher forcing.
 
-    python -m benchmarks.serving.same_text MODEL_FOLDER --chats 50 [--beside OTHER_FOLDER]
+    python -m benchmarks.bits.same_text MODEL_FOLDER --chats 50 [--beside OTHER_FOLDER]
 
 Alone: one chat after another. In company: all at once beside chats of two LoRAs of the model (random, of two ranks) and
 of another model, with chunks of 48 tokens, prefix caching, and pages for a part of them, so that some are preempted.

@@ -1,6 +1,6 @@
 """Price of the same bits in any company: our products and activations against torch's, which depend on the rows beside.
 
-    python -m benchmarks.serving.same_bits_price --threads 2
+    python -m benchmarks.bits.same_bits_price --threads 2
 
 By turns, the best of several rounds, in microseconds per call, by number of rows. The weights of one shape are many
 enough not to fit the cache. "rows that differ": rows of torch's product that have other bits than the same row alone.
@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engine.kernels.bindings import Kernels, Parts
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.operands import Parts
 from runtime.engine.layers.activations import Uniform
 from runtime.engine.layers.matmul import OneDnn, native_linear
 

@@ -1,6 +1,6 @@
 """Show which of torch's functions give a row other bits beside other rows, or a value other bits in a longer tensor.
 
-    python -m benchmarks.serving.torch_rows [--threads 1 2] [--output FILE]
+    python -m benchmarks.bits.torch_rows [--threads 1 2] [--output FILE]
 
 - products: `torch.nn.functional.linear` over several numbers of rows; each of the first rows is compared with the same
   row alone.
