@@ -1,14 +1,15 @@
 """Measure decoding beside busy processes: tokens per second alone and beside one and two, and the share that is left.
 
     python -m benchmarks.serving.beside_others STORE MODEL [--http] [--clients 1 16] [--busy 0 1 2] [--rounds 3]
-        [--seconds 3] [--threads N] [--side NAME[,VARIABLE=VALUE…]]… [--output FILE]
+        [--tokens 96] [--threads N] [--side NAME[,VARIABLE=VALUE…]]… [--output FILE]
 
 Each `--side` is an engine in its own process with these environment variables; default: the kernels' own threads and,
 for comparison, OpenMP's threads, which spin as long as they do by default. A busy process is a Python loop that never
 waits, in a session of its own. Sides take turns, and wait while another one is measured. With `--http` the clients
 stream answers from `zoo serve`.
 
-- `rate`: tokens per second, from the start of the requests to the last token; median and spread of the rounds.
+- `rate`: tokens per second, from the start of the requests to the last token; median and spread of the rounds. Answers
+  have the same length with any number of busy processes, so that the work, prompts included, is the same.
 - `alone`: that rate as a share of the same side's rate without busy processes.
 - `of_fair`: the same as a share of a fair one, `fair`: 1 / (1 + busy processes), for as many busy processes as there
   are cores at most. Schedulers divide cores by sessions or containers: each of these programs has the same share.
@@ -61,16 +62,14 @@ class MeasuredSide:
     #: By clients and busy processes.
     rates: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
-    def measure(self, clients: int, busy: int, seconds: float) -> None:
-        """Measure one rate; the answers are as long as the last rate needs for about this many seconds."""
+    def measure(self, clients: int, busy: int, tokens: int) -> None:
+        """Measure one rate, with answers of `tokens` tokens."""
         past = self.rates.setdefault((clients, busy), [])
-        likely = past[-1] if past else self.rates[clients, 0][-1] / (1 + busy) if busy else 20.0 * clients
-        tokens = min(max(int(likely * seconds / clients), 4), 400)
         order = {"clients": clients, "requests": clients, "prompt": _PROMPT, "tokens": tokens, "seed": len(past)}
         with busy_processes(busy):
             answer = self.side.order(order)
         past.append(answer["tokens"] / answer["seconds"])
-        print(self.name, clients, busy, tokens, round(past[-1], 1), file=sys.stderr, flush=True)
+        print(self.name, clients, busy, round(past[-1], 1), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         self.side.close()
@@ -112,7 +111,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=3, help="after a warm-up")
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--side", action="append", metavar="NAME[,VARIABLE=VALUE…]")
     parser.add_argument("--output", type=Path)
@@ -124,7 +123,7 @@ def main() -> None:
         for clients in args.clients:
             for busy in args.busy:
                 for side in sides if number % 2 else reversed(sides):
-                    side.measure(clients, busy, args.seconds if number else 1.0)
+                    side.measure(clients, busy, args.tokens)
     for side in sides:
         side.close()
     found = {"benchmark": "beside_others", "model": args.model, "http": args.http, "threads": args.threads}
