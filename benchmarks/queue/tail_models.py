@@ -1,7 +1,8 @@
 """Measure requests for more models than fit, in turn: strict FCFS, EDF, and planned orders of groups (QLM, 8.1).
 
     python -m benchmarks.queue.tail_models STORE [--models 16] [--fit 2] [--each 6] [--prompt 4] [--answer 2]
-        [--rate 40] [--slo 60,600] [--pages 128MiB] [--side fcfs]… [--rounds 1] [--serve OPTION]… [--output FILE]
+        [--rate 200] [--slo 60,600] [--pages 128MiB] [--settle 20] [--side fcfs]… [--rounds 1] [--serve OPTION]…
+        [--output FILE]
 
 STORE holds fine-tunes (`benchmarks.residency.family`). Each side is a `zoo serve` process with room for `--fit` whole
 models and an order of its own. `--each` requests for each of `--models` full fine-tunes come in turn (A, B, C, …, A,
@@ -9,9 +10,9 @@ B, C, …), `--rate` a second, which is faster than any side answers. Their SLOs
 round. `edf-strict` is the paper's EDF: what does not fit holds back all that follow, as with `fcfs`, while with `edf`
 later requests for loaded models run meanwhile. `models` is `qlm` with nothing shared between models.
 
-Before, each server answers a group alone, i.e. all requests for one model that is loaded, and loads some models for one
-request each: `load_over_group` is what a load takes over what a group takes. Below 2 the condition for models of the
-tail does not hold, and the document says so.
+Servers with plans get `--settle` seconds, in which they compile their search. Then each server answers a group alone,
+i.e. all requests for one model that is loaded, and loads some models for one request each: `load_over_group` is what a
+load takes over what a group takes. Below 2 the condition for models of the tail does not hold; the document says so.
 
 - `tokens_per_second`: of all answers, from the first request to the last answer.
 - `met`: share of the requests that ended within their SLO.
@@ -153,6 +154,7 @@ def run_side(
             options += ["--config", str(Path(scratch) / "config.toml")]
         with serving(str(store), models[0], options) as running:
             server = TailServer(running)
+            time.sleep(args.settle if "qlm" in SIDES[side] else 0.0)
             alone = _alone(server, models, load)
             before = server.counters()
             answers = server.answer(load.asks, load.slos)
@@ -275,7 +277,8 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=4)
     parser.add_argument("--answer", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=40.0)
+    parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds after the start of a server with plans")
     parser.add_argument("--slo", type=lambda text: tuple(map(float, text.split(","))), default=(60.0, 600.0))
     parser.add_argument("--pages", default="128MiB")
     parser.add_argument("--vocabulary", type=int, default=1000)

@@ -22,6 +22,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
     return Namespace(
         store=root / "store", names=models, fit=2, each=3, places=4, prompt=4, answer=2, rate=200.0, slo=(60.0, 600.0),
         pages="1MiB", vocabulary=90, side=["fcfs", "edf-strict", "qlm"], serve=[], rounds=1, seed=0,
+        settle=0.0,
     )  # fmt: skip
 
 
