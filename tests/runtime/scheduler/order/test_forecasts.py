@@ -11,7 +11,10 @@ import pytest
 
 from runtime.config import ClusterConfig, OrderConfig, Plan
 from runtime.engine.fakes.integer_model import counting_model
+from runtime.policy.slo.groups import GroupKey, Member
+from runtime.policy.slo.lengths import class_of
 from runtime.scheduler.observe.snapshot import picture_of
+from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.order.forecasts import ForecastOutcome
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -94,3 +97,25 @@ def test_the_queue_is_shown_by_group() -> None:
     queue = picture_of(made.scheduler).queue
     assert queue is not None and (queue.waiting, queue.groups) == (0, ())
     assert picture_of(cluster("off").scheduler).queue is None
+
+
+def test_the_work_of_a_group_follows_outcomes_and_members() -> None:
+    """It is kept between them: `work` is asked for all groups at each arrival."""
+    order = DeadlineOrder(OrderConfig("qlm"), 4, lambda now, told, took: None)
+    answers, forecasts = class_of("m", 10, 50), order.forecasts
+    forecasts.groups.add(GroupKey(0, None, answers, "m@1"), (0, 0), Member("a", 10, 0, 50))
+    group = next(iter(forecasts.groups))
+    found = [forecasts.work(group)]
+    times, lengths = order._times, order._lengths
+    for act in (
+        lambda: times.start("s", 10, 0) or times.first_token("s", "m", 1, 5_000 * MS),
+        lambda: times.sample("s", "m", 9, 6_000 * MS),
+        lambda: lengths.add(answers, 7),
+        lambda: forecasts.groups.add(GroupKey(0, None, answers, "m@1"), (0, 1), Member("b", 90, 0, 50)),
+        lambda: forecasts.groups.remove("b"),
+    ):
+        act()
+        found.append(forecasts.work(group))
+        assert forecasts.work(group) is found[-1]
+        assert found[-1] != found[-2]
+    assert found[5] == found[3]
