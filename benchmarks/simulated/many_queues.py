@@ -11,8 +11,9 @@ WHAT:
 - `bursts`: the same requests in less time, so that queues get longer (Figure 16).
 - `slo`: objectives from 1 to 11 times as long (Figure 20).
 
-A100 of 80 GB with room for the weights of one 13B model, or one of 7B and less K and V for it; as many whole models as
-three times the devices, one of three of 13B, popularity by Zipf's law. `fcfs` is vLLM's order: one strict queue.
+A100 of 80 GB, each in a server with a disk of its own, with room for the weights of two 7B models or one of 13B; three
+times as many whole models as devices, one of three of 13B, popularity by Zipf's law. `fcfs` is vLLM's order: a strict
+queue.
 Objectives: 30 s for interactive requests, as in the paper; five minutes for the others.
 
 Printed per case, policy and seed: requests per second until the last one ended, attainment of interactive and of all
@@ -70,7 +71,7 @@ def scenario(
     return scenario_of(
         "many-queues",
         {
-            "cluster": {"servers": [given.devices], "weights": 0.42, "host_cache": host_cache},
+            "cluster": {"servers": [1] * given.devices, "weights": 0.42, "host_cache": host_cache},
             "apps": {
                 "count": models or 3 * given.devices,
                 "foundations": ["llama-7b", "llama-7b", "llama-13b"] if models != 1 else ["llama-13b"],
