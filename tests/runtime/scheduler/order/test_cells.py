@@ -62,6 +62,15 @@ def test_copies_are_cells_of_their_own() -> None:
     assert [len(each) for each in cells(made)] == [1, 1]
 
 
+def test_a_group_goes_to_the_cell_with_the_least_work() -> None:
+    made, found = cluster(), dict[str, str]()
+    for number, tokens in enumerate((300, 300, 40, 40, 5)):
+        ask(made, f"s{number}", tokens, (1 + number // 2) * MS, 60_000 + number // 2)
+    made.at(4 * MS, lambda: found.update(where(made)))
+    finish(made)
+    assert found["s4"] == found["s2"] == found["s3"] != found["s0"] == found["s1"]
+
+
 def test_every_sequence_runs_in_the_cell_of_its_group() -> None:
     made = cluster()
     for number in range(24):
