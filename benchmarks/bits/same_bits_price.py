@@ -31,7 +31,8 @@ _REST = 0.02
 def time_by_turns(sides: Sequence[Callable[[], object]]) -> list[float]:
     """Return the shortest time of each side in microseconds, measured by turns.
 
-    Before each turn the threads of the side before end their spinning: kernels that lose a core to them run on one thread.
+    Before each turn the threads of the side before end their spinning: kernels that lose a core to them run on one
+    thread.
     """
     best = [float("inf")] * len(sides)
     for _ in range(_ROUNDS):
