@@ -530,6 +530,13 @@ class Tiered(Protocol):
         """Return what the load of a stage brought. Call it once per load, right after it."""
         ...
 
+    def expect(self, stage: Stage) -> None:
+        """Keep what host memory has of a stage until it is loaded, or another one is expected.
+
+        Raises what loading it would raise; it is harmless to load it then.
+        """
+        ...
+
     def host_changes(self) -> Mapping[str, int]:
         """Return the bytes that host memory now has of each unit, by digest, of those that changed since the last call.
 

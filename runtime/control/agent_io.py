@@ -37,9 +37,10 @@ class LoadStage:
 
 @dataclass(frozen=True, slots=True)
 class DropStage:
-    """Unload a stage from the engine."""
+    """Unload a stage from the engine; `coming` are loaded in its place."""
 
     stage: Stage
+    coming: tuple[Stage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,12 @@ class UnloadStages(Message, frozen=True, tag=True, array_like=True):
 
     Fields:
         pages: Pages that may be in use once they are gone; -1: as many as so far.
+        coming: Stages that are loaded in their place: what host memory has of these stays.
     """
 
     stages: tuple[Stage, ...]
     pages: int = -1
+    coming: tuple[Stage, ...] = ()
 
 
 class PromptEntry(msgspec.Struct, frozen=True, array_like=True):

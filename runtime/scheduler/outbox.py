@@ -147,8 +147,10 @@ class CommandOutbox:
         blocks = tuple(blocks for _, blocks in stages)
         self.add_message(device, LoadStages(tuple(stage for stage, _ in stages), blocks, limits, pages, counts))
 
-    def unload_stages(self, device: str, stages: Sequence[Stage], pages: int = -1) -> None:
-        self.add_message(device, UnloadStages(tuple(stages), pages))
+    def unload_stages(
+        self, device: str, stages: Sequence[Stage], pages: int = -1, coming: tuple[Stage, ...] = ()
+    ) -> None:
+        self.add_message(device, UnloadStages(tuple(stages), pages, coming))
 
     def add_message(self, device: str, message: Message) -> None:
         self._devices.setdefault(device, []).append(_One(message))

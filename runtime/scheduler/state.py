@@ -134,9 +134,9 @@ class ClusterState:
                     limits[block] = block_limit(decode, config.batch_gain, min(fixed, most))
         return tuple(limits.items())
 
-    def unload(self, device: str, stages: Sequence[Stage]) -> None:
-        """Send the unload of stages, which count as gone."""
-        self.out.unload_stages(device, stages, self._share(device))
+    def unload(self, device: str, stages: Sequence[Stage], coming: tuple[Stage, ...] = ()) -> None:
+        """Send the unload of stages, which count as gone; `coming` are loaded in their place."""
+        self.out.unload_stages(device, stages, self._share(device), coming)
 
     def load_failed(self, device: str) -> None:
         """Give the pages of a device what a stage that was not loaded leaves."""

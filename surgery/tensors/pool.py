@@ -130,6 +130,8 @@ class Counted:
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
+        #: Bytes of all tensors held.
+        self.nbytes = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._held
@@ -137,6 +139,7 @@ class Counted:
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Add a tensor that has no users yet."""
         self._held[name] = _Held(tensor, 0)
+        self.nbytes += self.nbytes_of(name)
 
     def acquire(self, name: str) -> torch.Tensor:
         """Return a tensor and add a user."""
@@ -150,6 +153,7 @@ class Counted:
             held = self._held[name]
             held.users -= 1
             if held.users == 0:
+                self.nbytes -= self.nbytes_of(name)
                 del self._held[name]
 
     def users(self, name: str) -> int:
@@ -161,11 +165,6 @@ class Counted:
         """Return the bytes of a tensor, 0 if it is not held."""
         held = self._held.get(name)
         return 0 if held is None else held.tensor.numel() * held.tensor.element_size()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors held."""
-        return sum(map(self.nbytes_of, self._held))
 
 
 class TensorPool:

@@ -66,7 +66,7 @@ class StageTable:
                 there = {block for blocks in self._blocks.values() for block in blocks}
                 self._limits = {block: limit for block, limit in self._limits.items() if block in there}
                 self.blocks = Blocks(self._blocks, self._limits)
-                self.unloading.schedule_unload(event.stages, event.pages)
+                self.unloading.schedule_unload(event.stages, event.pages, event.coming)
                 return []
             case StageLoaded():
                 took = self._work_on(event.stage, now)

@@ -34,16 +34,21 @@ class UnloadingStages:
         self._tables = tables
         self.stages: list[Stage] = []
         self.later: deque[LoadStage | _PageLimit] = deque()
+        self._coming: dict[Stage, tuple[Stage, ...]] = {}  # stages in the place of each pending one
 
-    def schedule_unload(self, stages: Iterable[Stage], pages: int) -> None:
-        """Unload stages, and set the page limit after that; -1: it stays."""
-        self.stages.extend(stages)
+    def schedule_unload(self, stages: Iterable[Stage], pages: int, coming: tuple[Stage, ...] = ()) -> None:
+        """Unload stages to make room for `coming` ones, and set the page limit after that; -1: it stays."""
+        for stage in stages:
+            self.stages.append(stage)
+            self._coming[stage] = coming
         self._limit(pages)
 
     def cancel_unload(self, stages: Iterable[Stage]) -> None:
         """Keep stages that are loaded again before they were dropped."""
         wanted = set(stages)
         self.stages = [stage for stage in self.stages if stage not in wanted]
+        for stage in wanted:
+            self._coming.pop(stage, None)
 
     def delay_loads(self, loads: Iterable[LoadStage], pages: int) -> Changes:
         """Set the page limit, then load stages, both after what waits already; return what can be done now."""
@@ -61,11 +66,12 @@ class UnloadingStages:
 
         Stages are dropped between steps only.
         """
-        dropped: list[Stage] = []
+        dropped: list[DropStage] = []
         if between_steps and not self._tables.released:
-            dropped = [stage for stage in self.stages if not self._tables.on(stage.id)]
-            self.cancel_unload(dropped)
-        return [*map(DropStage, dropped), *self._in_turn()]
+            gone = [stage for stage in self.stages if not self._tables.on(stage.id)]
+            dropped = [DropStage(stage, self._coming.get(stage, ())) for stage in gone]
+            self.cancel_unload(gone)
+        return [*dropped, *self._in_turn()]
 
     def _limit(self, pages: int) -> None:
         if pages >= 0:

@@ -59,7 +59,7 @@ class CommandExecutor:
         #: Stages that are being prepared.
         self.preparing = 0
         self._loads = self._host_kv = 0
-        self._drops: deque[tuple[int, Stage]] = deque()  # each behind so many loads
+        self._drops: deque[tuple[int, DropStage]] = deque()  # each behind so many loads
         self.loader = StageLoader(engine, messenger.wake) if prepares and isinstance(engine, Preparing) else None
 
     def do(self, command: AgentCommand) -> AgentEvent | None:
@@ -71,7 +71,7 @@ class CommandExecutor:
                 self.preparing += 1
                 self._loads += 1
             case DropStage():
-                self._drops.append((self._loads, command.stage))
+                self._drops.append((self._loads, command))
                 return self._drop_due()
             case ReturnPages():
                 self._engine.return_pages(command.pages)
@@ -109,12 +109,26 @@ class CommandExecutor:
         """Drop the stages that no earlier load keeps waiting; return the event, if the engine tells of one."""
         dropped: list[str] = []
         while self._drops and self._drops[0][0] <= self._loads - self.preparing:
-            stage = self._drops.popleft()[1]
-            self._engine.unload(stage)
-            dropped.append(stage.id)
+            drop = self._drops.popleft()[1]
+            self._expect(drop.coming)
+            self._engine.unload(drop.stage)
+            dropped.append(drop.stage.id)
         if dropped and isinstance(self._engine, Tiered):
             return HostChanged(tuple(dropped), self._engine.host_changes())
         return None
+
+    def _expect(self, coming: Sequence[Stage]) -> None:
+        """Let what leaves not push what comes out of host memory."""
+        engine: object = self._engine
+        if not isinstance(engine, Tiered):
+            return
+        for stage in coming:
+            try:
+                engine.expect(stage)
+            except EngineLost:
+                raise
+            except Exception:
+                _log.info("%s could not be looked up", stage.id, exc_info=True)  # its load reports why
 
     def _load(self, stage: Stage) -> AgentEvent:
         try:

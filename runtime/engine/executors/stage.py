@@ -122,6 +122,9 @@ class StagedEngine:
         units, found = self._registry.models[stage.id].units, self._registry.units.tiers.of_load(stage.id)
         return LoadedUnits(tuple(unit.digest for unit in units), found.disk, found.host)
 
+    def expect(self, stage: Stage) -> None:
+        self._registry.expect(stage)
+
     def host_changes(self) -> Mapping[str, int]:
         return self._registry.units.host_changes()
 

@@ -32,6 +32,7 @@ from runtime.engine.layers.mixed_precision import Widened, widen_parameters_
 from runtime.engine.layers.operations import NativeOperations, Operations, StockOperations
 from runtime.engine.layers.packed_weights import PackedWeights
 from runtime.engine.layers.rotary import looked_up
+from runtime.engine.models.adapters_ahead import AdaptersAhead
 from runtime.engine.models.idle_units import KEPT, IdleUnits
 from runtime.engine.models.load_tiers import LoadTiers
 from runtime.engine.step.context import PagedMaker
@@ -103,6 +104,7 @@ class ComponentPool:
     time of one unit at most.
 
     Fields:
+        lock: Is held by all that changes the pools.
         idle_bytes: Bytes of units without users that are kept, and of K and V in host memory.
     """
 
@@ -120,14 +122,16 @@ class ComponentPool:
     attention: PagedMaker = field(init=False)
     programs: Programs = field(init=False)
     idle: IdleUnits = field(init=False)
+    adapters: AdaptersAhead = field(init=False)
     tiers: LoadTiers = field(default_factory=LoadTiers)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         self.mixed = self.mixed and self.fused and self.kernels is not None and self.weights != "plain"
         self.packs = PackedWeights(self.weights, self.device, self.kernels, self.mixed)
         self.programs = Programs(self.kernels is not None)
         self.idle = IdleUnits(self.pool, self.packs, self.idle_bytes)
+        self.adapters = AdaptersAhead(self.pool)
         if self.kernels is None:
             self.operations, self.attention = StockOperations(), device_attention(self.device)
         else:
@@ -144,7 +148,7 @@ class ComponentPool:
         is being loaded.
         """
         digest = component.base_digest
-        with self._lock:
+        with self.lock:
             unit = self.units.get(digest)
             if unit is None:
                 kept = self.idle.take_unit(digest)
@@ -157,31 +161,40 @@ class ComponentPool:
     def prepare(self, stage: str, component: Component, link: ChainLink, skeletons: Skeletons) -> None:
         """Build the unit of a component ahead, for a stage that is about to be loaded, if it can be idle.
 
-        It stays until `end_preparation` of the stage. Raises as `acquire`.
+        It stays until `end_preparation` of the stage, as do the tensors of its adapter. Raises as `acquire`.
         """
         digest = component.base_digest
+        if component.adapter is not None:
+            with self.lock:
+                self.adapters.read(stage, [each for _, each in component.adapter.tensors])
         if component.kind not in KEPT:
             return
-        with self._lock:
+        with self.lock:
             self.idle.pin(stage, digest)
             if digest not in self.units and digest not in self.idle:
                 self._free(self.idle.add(self._load(component, link, skeletons)))
                 self.tiers.record_build(stage, digest)
 
+    def expect(self, stage: str, digests: Iterable[str]) -> None:
+        """Keep idle units of a stage that is about to be loaded, whatever the limit; see `IdleUnits.expect`."""
+        with self.lock:
+            self._free(self.idle.expect(stage, digests))
+
     def end_preparation(self, stage: str) -> None:
         """Free what was prepared for a stage and is not in use, but for what is kept anyway."""
-        with self._lock:
+        with self.lock:
             self._free(self.idle.unpin(stage))
+            self.adapters.end(stage)
             self.tiers.end_load(stage)
 
     def host_changes(self) -> dict[str, int]:
         """Return the bytes of units that came to host memory or left it since the last call, by digest; 0: left."""
-        with self._lock:
+        with self.lock:
             return self.idle.drain_changes()
 
     def release(self, unit: SharedComponent) -> None:
         """Count one user less; drop a unit without users and release its tensors."""
-        with self._lock:
+        with self.lock:
             unit.users -= 1
             if unit.users == 0:
                 del self.units[unit.digest]
@@ -191,13 +204,13 @@ class ComponentPool:
     @property
     def nbytes(self) -> int:
         """Resident bytes of all weights in use, each distinct tensor once, adapters included."""
-        with self._lock:  # `prepare` adds to the pools on its thread
+        with self.lock:  # `prepare` adds to the pools on its thread
             own = sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
-            return self.pool.nbytes + self.packs.nbytes - self.idle.nbytes + own
+            return self.pool.nbytes - self.adapters.nbytes + self.packs.nbytes - self.idle.nbytes + own
 
     def share_idle(self, kv: int) -> None:
         """Keep no more units without users than fit beside `kv` bytes of K and V."""
-        with self._lock:
+        with self.lock:
             self._free(self.idle.limit_units(max(self.idle_bytes - kv, 0)))
 
     def _free(self, units: Iterable[SharedComponent]) -> None:

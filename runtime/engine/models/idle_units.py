@@ -8,6 +8,7 @@ one tensor, in a form that depends on who else is loaded.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from runtime.engine.layers.packed_weights import PackedWeights
@@ -36,6 +37,7 @@ class IdleUnits:
         self._units: OrderedDict[str, SharedComponent] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._pins: dict[str, set[str]] = {}
+        self._expected: tuple[str, frozenset[str]] = ("", frozenset())
         self._changed: set[str] = set()
 
     def __contains__(self, digest: str) -> bool:
@@ -45,9 +47,19 @@ class IdleUnits:
         """Keep a unit, whatever the limit, until `unpin` of this stage."""
         self._pins.setdefault(stage, set()).add(digest)
 
+    def expect(self, stage: str, digests: Iterable[str]) -> list[SharedComponent]:
+        """Keep those of a stage's units that are here until `unpin` of it, or until another stage is expected.
+
+        Only one stage is expected at a time, so that loads which never come keep little. Returns the units to be freed.
+        """
+        self._expected = stage, frozenset(digests).intersection(self._units)
+        return self._drop_excess()
+
     def unpin(self, stage: str) -> list[SharedComponent]:
-        """End the pins of a stage; return the units that are to be freed."""
+        """End the pins of a stage, expected or not; return the units that are to be freed."""
         self._pins.pop(stage, None)
+        if self._expected[0] == stage:
+            self._expected = "", frozenset()
         return self._drop_excess()
 
     def add(self, unit: SharedComponent) -> list[SharedComponent]:
@@ -88,7 +100,7 @@ class IdleUnits:
 
     def _drop_excess(self) -> list[SharedComponent]:
         """Remove and return units until the rest is within the limit."""
-        pinned = {digest for some in self._pins.values() for digest in some}
+        pinned = {digest for some in self._pins.values() for digest in some} | self._expected[1]
         kept = [digest for digest in self._units if digest not in pinned]
         held, gone = sum(self._sizes[digest] for digest in kept), []
         for digest in kept:

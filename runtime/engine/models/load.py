@@ -103,7 +103,8 @@ def _acquire(
         for placed, link, key in zip(manifest.components, plan.links, keys, strict=True):
             held.append(units.acquire(placed.component, link, skeletons, stage))
             if placed.component.adapter is not None and key is not None:
-                attach(held[-1], placed.component.adapter, key, units.pool)
+                with units.lock:
+                    attach(held[-1], placed.component.adapter, key, units.pool)
     except BaseException:
         release_units(units, held, keys)
         raise

@@ -17,7 +17,7 @@ from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import Build, NoKernels
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.load import load_model, prepare_stage, release_units
-from runtime.engine.models.loaded import LoadedModel
+from runtime.engine.models.loaded import LoadedModel, part_of
 from runtime.engine.models.openmp import give_back, use_one_thread
 from runtime.engine.models.private_copy import manifest_for
 from runtime.engine.models.servable import Executor, servable, stored_dtype
@@ -27,10 +27,16 @@ from runtime.kv.pool import Pages, PageSizes
 from runtime.types import ModelSpec
 from surgery.families.settings import context_length
 from surgery.tensors.pool import TensorPool
+from zoo.catalog import Reader
 from zoo.errors import InputError, NotFound
+from zoo.manifest import ChainBlock, ModelManifest
 from zoo.store import Store
 
 _PAGE_ALIGNMENT = 64
+#: So many manifests are kept between what prepares a stage and its load.
+_COMING = 16
+#: A model as it is to be loaded, and its chain.
+_Stored = tuple[ModelManifest, tuple[ChainBlock, ...]]
 
 
 class ModelRegistry:
@@ -58,6 +64,8 @@ class ModelRegistry:
             idle_bytes=config.host_memory_bytes,
         )
         self.models: dict[str, LoadedModel] = {}
+        self._alone: dict[str, int] = {}  # bytes of each model's tensors
+        self._coming: dict[str, _Stored] = {}  # stages that are about to be loaded
 
     def specs(self) -> tuple[ModelSpec, ...]:
         return tuple(model.spec for model in self.models.values())
@@ -77,11 +85,11 @@ class ModelRegistry:
                 if known in self.models:
                     self.units.end_preparation(known)
                     return self.models[known]
-                stored, chain = read_model(catalog, name)
-            manifest = manifest_for(stored, self._config.weight_sharing)
-            if version:
-                check_version(manifest, self._dtype or stored_dtype(manifest), version)
+                found = self._coming.pop(known, None)
+                manifest, chain = self._stored(catalog, name) if found is None else found
             try:
+                if version:
+                    check_version(manifest, self._dtype or stored_dtype(manifest), version)
                 model = load_model(
                     self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor, part
                 )
@@ -89,6 +97,7 @@ class ModelRegistry:
                 if part is not None:
                     self.units.end_preparation(part.id)
         self.models[known] = model
+        self._alone[known] = sum(tensor.nbytes for tensor in model.manifest.tensors)
         give_back()
         return model
 
@@ -98,22 +107,42 @@ class ModelRegistry:
         Call it on a thread of its own, beside steps and other loads. Raises as `load`.
         """
         use_one_thread()
-        name, _ = unpinned(stage.model)
         with self._store.keeping():
-            with self._store.catalog.reading() as catalog:
-                manifest = manifest_for(read_model(catalog, name)[0], self._config.weight_sharing)
-            prepare_stage(self._store, manifest, self.units, self._dtype, self._executor, stage)
+            prepare_stage(self._store, self._coming_model(stage), self.units, self._dtype, self._executor, stage)
+
+    def expect(self, stage: Stage) -> None:
+        """Keep the idle units of a stage until it is loaded, or another one is expected. Raises as `load`."""
+        if not self.units.idle.held:
+            return
+        parts = part_of(self._coming_model(stage), stage).components
+        self.units.expect(stage.id, [each.component.base_digest for each in parts])
 
     def unload(self, name: str) -> None:
         """Drop a model by name, or a stage by id, and free what no other one uses. Raises NotFound."""
         model = self.models.pop(name, None)
         if model is None:
             raise NotFound(f"{name} is not loaded")
+        del self._alone[name]
         release_units(self.units, model.units, model.adapters)
+
+    def _coming_model(self, stage: Stage) -> ModelManifest:
+        """Return the model of a stage that is about to be loaded; it is kept for the load, for a few stages."""
+        found = self._coming.get(stage.id)
+        if found is None:
+            with self._store.catalog.reading() as catalog:
+                found = self._stored(catalog, unpinned(stage.model)[0])
+            while len(self._coming) >= _COMING:
+                self._coming.pop(next(iter(self._coming)), None)
+            self._coming[stage.id] = found
+        return found[0]
+
+    def _stored(self, catalog: Reader, name: str) -> _Stored:
+        stored, chain = read_model(catalog, name)
+        return manifest_for(stored, self._config.weight_sharing), chain
 
     def bytes_alone(self) -> int:
         """Return the bytes that the models would take without sharing."""
-        return sum(sum(tensor.nbytes for tensor in model.manifest.tensors) for model in self.models.values())
+        return sum(self._alone.values())
 
     def half_page(self, names: Sequence[str]) -> int:
         """Return the bytes of K in a page for these models; see the function `half_page`."""

@@ -223,7 +223,7 @@ class Residency:
             self._resting = True
             return False
         if gone:
-            self._unload(device, [each.stage for each in gone if each.stage is not None], now)
+            self._unload(device, [each.stage for each in gone if each.stage is not None], now, (stage,))
         while not state.fits(sequence.chain, name, stage) and self._prefix_cache.give_way(name):
             pass
         return True
@@ -391,15 +391,15 @@ class Residency:
         there = footprint_of(each.weights for each in self._resident(device))
         return there.missing(self._state.weights_of(chain, stage))
 
-    def _unload(self, device: Device, stages: Sequence[Stage], now: int) -> None:
-        """Unload stages that no sequence uses, with the cached prefixes of their chains."""
+    def _unload(self, device: Device, stages: Sequence[Stage], now: int, coming: tuple[Stage, ...] = ()) -> None:
+        """Unload stages that no sequence uses, with the cached prefixes of their chains, to make room for `coming`."""
         if len(self._prefix_cache):
             models = {stage.model for stage in stages}
             for chain in (*self._state.in_use(), *self._state.leaving.values()):
                 if chain.loaded_as in models:
                     self._prefix_cache.remove_version(chain.version)
         device.stages.drop_stages(stages)
-        self._state.unload(device.name, stages)
+        self._state.unload(device.name, stages, coming)
         for stage in stages:
             self._used.pop((device.name, stage), None)
             self._loads.pop((device.name, stage), None)

@@ -46,6 +46,16 @@ def test_pages_are_there_once_what_leaves_has_left() -> None:
     assert pages.book.limit == 8, "the later limit counts"
 
 
+def test_a_drop_names_what_is_loaded_in_its_place() -> None:
+    stages = UnloadingStages(tables()[0])
+    stages.schedule_unload([A], -1, (B,))
+    stages.cancel_unload([A])
+    stages.schedule_unload([A], -1)
+    assert stages.due(True) == [DropStage(A)], "what was cancelled left for another one"
+    stages.schedule_unload([A], -1, (B,))
+    assert stages.due(True) == [DropStage(A, (B,))]
+
+
 def test_without_a_shared_budget_the_limit_stays() -> None:
     pages, _ = tables("x")
     stages = UnloadingStages(pages)

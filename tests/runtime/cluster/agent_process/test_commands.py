@@ -55,6 +55,11 @@ class Keeping(Noting):
     def loaded_units(self, stage: Stage) -> LoadedUnits:
         return LoadedUnits((stage.model,), 7, 3)
 
+    def expect(self, stage: Stage) -> None:
+        self.done.append(("expect", stage.model))
+        if stage == THIRD:
+            raise OSError("the catalogue cannot be read")
+
     def host_changes(self) -> dict[str, int]:
         return {self.done[-1][1]: 5}
 
@@ -67,6 +72,14 @@ def test_what_loads_brought_and_what_host_memory_keeps_is_reported() -> None:
     assert isinstance(loaded, StageLoaded)
     assert loaded.brought == LoadedUnits(("new",), 7, 3) and loaded.host == {"new": 5}
     assert executor.do(DropStage(OLD)) == HostChanged((OLD.id,), {"old": 5})
+
+
+def test_what_comes_is_expected_before_what_leaves_is_dropped() -> None:
+    engine = Keeping(prepares=False)
+    executor = CommandExecutor(engine, InlineLink())  # type: ignore[arg-type]
+    executor.do(DropStage(OLD, (NEW,)))
+    executor.do(DropStage(NEW, (THIRD,)))
+    assert engine.done == [("expect", "new"), ("drop", "old"), ("expect", "third"), ("drop", "new")]
 
 
 def test_drops_behind_a_load_are_reported_with_it() -> None:

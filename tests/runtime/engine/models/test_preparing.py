@@ -73,12 +73,13 @@ def test_a_prepared_model_answers_as_ever(family, name, kernels):
     assert carrier.seqs["a"].produced == whole(family, name, prompt, kernels=kernels).tokens("a")
 
 
-def test_loading_what_was_prepared_reads_only_what_cannot_be(family, reads):
+@pytest.mark.parametrize("name", ["llama", "lora"])
+def test_loading_what_was_prepared_reads_only_what_cannot_be(family, reads, name):
     (engine,) = engines(family, 1)
-    prepare(engine, stage_of(family, "llama"))
+    prepare(engine, stage_of(family, name))
     prepared = set(reads)
     reads.clear()
-    engine.load(stage_of(family, "llama"))
+    engine.load(stage_of(family, name))
     assert reads and not prepared.intersection(reads) and len(prepared) > len(reads), "embedding and head alone"
 
 
@@ -137,12 +138,47 @@ def test_the_least_recently_used_units_go_first_and_the_limit_holds(family, read
     assert units.idle.nbytes <= limit and all(digest in units.idle for digest in own)
 
 
-def test_a_stage_that_is_not_loaded_after_all_leaves_nothing(family):
+def test_what_leaves_does_not_push_what_comes_out_of_host_memory(family, reads):
+    """UN-04: host memory for the units of one model, and two models in turn."""
+    for expects in (True, False):
+        (engine,) = engines(family, 1, host_memory_bytes=LARGE)
+        first, second = stage_of(family, "llama"), stage_of(family, "wide")
+        engine.load(first)
+        engine.unload(first)
+        units = engine._registry.units
+        units.idle._limit = units.idle.held
+        engine.load(second)
+        if expects:
+            engine.expect(first)
+        engine.unload(second)
+        reads.clear()
+        engine.load(first)
+        assert bool(engine.loaded_units(first).host) == expects
+        engine.unload(first)
+        assert units.idle.held <= units.idle._limit, "nothing is expected any more"
+
+
+def test_one_stage_is_expected_at_a_time(family):
+    (engine,) = engines(family, 1, host_memory_bytes=LARGE)
+    for name in ("llama", "wide"):
+        engine.load(stage_of(family, name))
+        engine.unload(stage_of(family, name))
+    units = engine._registry.units
+    for name in ("llama", "wide"):
+        engine.expect(stage_of(family, name))
+    units.share_idle(LARGE)
+    kept = units.idle.held
+    engine.load(stage_of(family, "wide"))
+    assert engine.loaded_units(stage_of(family, "wide")).host == kept > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "lora"])
+def test_a_stage_that_is_not_loaded_after_all_leaves_nothing(family, name):
     (engine,) = engines(family, 1)
-    prepare(engine, stage_of(family, "llama"))
+    prepare(engine, stage_of(family, name))
     units = engine._registry.units
     assert units.idle.nbytes
-    units.end_preparation(stage_of(family, "llama").id)
+    units.end_preparation(stage_of(family, name).id)
     assert not units.idle.nbytes and not units.pool.nbytes and not units.packs.nbytes
 
 

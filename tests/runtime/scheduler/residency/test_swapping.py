@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from runtime.config import ClusterConfig, ControlConfig
+from runtime.control.agent_io import DropStage
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model
-from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.scheduler.virtual_cluster import MS, Node, VirtualCluster
 from tests.runtime.virtual import request
 
 #: A part is 1000 bytes. Each model has three parts of its own, behind three that all share.
@@ -65,6 +68,24 @@ def test_every_model_that_fits_alone_is_served() -> None:
     counts = cluster.scheduler.residency.counts
     assert counts.loads == 10 and counts.unloads == 8
     assert counts.loaded_bytes == 3_000 + 10 * 3_000, "exactly the missing blocks come"
+
+
+def test_an_unload_names_the_stage_that_comes_in_its_place() -> None:
+    """So that the host's memory does not give up what comes for what leaves (UN-04)."""
+    cluster, drops = swapping(family(4), 9_000), list[DropStage]()
+    obey = cluster.obey
+
+    def noted(node: Node, commands: Iterable[Any]) -> None:
+        commands = list(commands)
+        drops.extend(each for each in commands if isinstance(each, DropStage))
+        obey(node, commands)
+
+    cluster.obey = noted  # type: ignore[method-assign]
+    for at in range(4):
+        cluster.ask(request(f"s{at}", (1, 2, 3), f"m{at}", max_tokens=3), at=at * 50 * MS)
+    cluster.run()
+    cluster.expect()
+    assert [(drop.stage.model[:2], drop.coming[0].model[:2]) for drop in drops] == [("m0", "m2"), ("m1", "m3")]
 
 
 def test_fixed_residency_refuses_what_does_not_fit_beside_the_others() -> None:
