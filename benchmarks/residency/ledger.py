@@ -106,6 +106,7 @@ class Ledger:
             if not self._users[name]:
                 self.missing += self._sizes[name]
             self._users[name] += 1
+        self.tensors = max(self.tensors, sum(self._sizes[name] for name, users in self._users.items() if users))
 
     def _unloaded(self, stage: Stage) -> None:
         self.unloads += 1
@@ -119,7 +120,6 @@ class Ledger:
         held = self._weights()
         self.engine = max(self.engine, held)
         self.over += held > self.budget
-        self.tensors = max(self.tensors, sum(self._sizes[name] for name, users in self._users.items() if users))
 
     def _tensors(self, stage: Stage) -> set[str]:
         """Return the names of a stage's tensors; their sizes are known from then on."""
