@@ -280,6 +280,8 @@ class ClusterConfig:
         dispatch: See `Dispatching`.
         broadcast_fanout: Devices that a hop is offered to.
         order: Which waiting sequence runs first.
+        background_share: By which share an answer may take longer for background sequences, the lines of batches, in
+            the same steps (`policy.slo.background`); 0: they run as any sequence does.
     """
 
     devices: int = 1
@@ -308,6 +310,7 @@ class ClusterConfig:
     dispatch: Dispatching = "placed"
     broadcast_fanout: int = 3
     order: OrderConfig = field(default_factory=OrderConfig)
+    background_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.routing not in get_args(Routing):
@@ -328,8 +331,8 @@ class ClusterConfig:
             raise ValueError("residency is fixed or swap, eviction furthest or lru")
         if self.preemption_mode not in get_args(PreemptionMode):
             raise ValueError("preemption_mode is auto, swap or recompute")
-        if self.swap_patience_ms < 0:
-            raise ValueError("swap_patience_ms is at least 0")
+        if self.swap_patience_ms < 0 or not 0.0 <= self.background_share < 100.0:
+            raise ValueError("swap_patience_ms is at least 0, background_share 0 to 100")
         if self.shared_prompt_bytes < 0:
             raise ValueError("shared_prompt_bytes is at least 0")
         if not 0 <= self.row_timeout_s < float("inf"):
@@ -502,6 +505,8 @@ class BatchLimits:
         max_lines: Lines of a batch.
         max_unended: Batches of one server that have not ended.
         keep_seconds: Time for which files and ended batches are kept.
+        interactive_share: By which share an interactive answer may take longer for lines in the same steps; 0: lines
+            run in them as all other requests do.
     """
 
     file_bytes: int = 200 << 20
@@ -509,10 +514,13 @@ class BatchLimits:
     max_lines: int = 50_000
     max_unended: int = 1000
     keep_seconds: int = 30 * 86400
+    interactive_share: float = 0.15
 
     def __post_init__(self) -> None:
         if min(self.file_bytes, self.total_bytes, self.max_lines, self.max_unended, self.keep_seconds) < 1:
             raise ValueError("the limits of batches must be at least 1")
+        if not 0.0 <= self.interactive_share < 100.0:
+            raise ValueError("interactive_share is 0 to 100")
 
 
 @dataclass(frozen=True, slots=True)

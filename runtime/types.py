@@ -49,6 +49,10 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+#: Priority from which on a sequence is background work: a line of a batch. Requests of clients have lower ones.
+BACKGROUND = 1 << 31
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
     """Describe one sequence to generate. A request with `n` choices is `n` sequences with the same `request`.

@@ -6,10 +6,11 @@
 
 A batch of requests without a deadline is queued at once. The interactive ones come one after another while it runs,
 spread over `--within` seconds (default: the first two thirds of its time under the first side); each has an SLO of
-`--factor` times its mean time alone (or `--slo`, to repeat one side under the same conditions). A side is an order
-(`zoo serve --plan`) with a driver of its own on the real engine; `qlm-stay` is `qlm` without eviction, `qlm-whole` is
-`qlm` with all rows in every step. Sides take turns in each round, and each round begins with another one: where the
-machine's speed changes, several rounds of small batches compare throughput better than one of a large batch.
+`--factor` times its mean time alone, the least that was measured before (or `--slo`, to repeat one side under the same
+conditions). A side is an order (`zoo serve --plan`) with a driver of its own on the real engine; `qlm-stay` is `qlm`
+without eviction, `qlm-whole` is `qlm` with all rows in every step. Sides take turns in each round, and each round
+begins with another one: where the machine's speed changes, several rounds of small batches compare throughput better
+than one of a large batch.
 
 - `met`: share of the interactive requests that ended within their SLO.
 - `tokens_per_second`: of batch and interactive requests together, until the last one ended.
@@ -48,6 +49,8 @@ SIDES: Mapping[str, Mapping[str, Any]] = {
     "qlm-whole": {"plan": "qlm", "order": OrderConfig(cap_batches=False)},
     "qlm": {"plan": "qlm"},
 }
+#: Turns in which the time alone is measured before the first side: `qlm` compiles its search for about ten seconds.
+_SETTLE = 6
 #: The interactive requests come within this share of the time that the batch takes.
 _SPREAD = 2 / 3
 
@@ -166,12 +169,12 @@ def measure(zoo: Zoo, models: Sequence[str], sides: Sequence[str], args: argpars
     document: dict[str, Any] = {"sides": {side: [] for side in sides}}
     with ExitStack() as stack:
         lines = {side: stack.enter_context(closing(OpenLine(zoo, models, side, args.places))) for side in sides}
+        slo = slo or args.factor * settled_alone(list(lines.values()), make_load(models, args, args.rounds))
         for number in range(args.rounds):
             load, first = make_load(models, args, number), None
             for side in (*sides[number % len(sides) :], *sides[: number % len(sides)]):
                 line = lines[side]
                 before = line.alone(load)
-                slo = slo or args.factor * before
                 if not within:
                     within = _SPREAD * line.run(load, slo, None).seconds
                 made = line.run(load, slo, within)
@@ -186,6 +189,11 @@ def measure(zoo: Zoo, models: Sequence[str], sides: Sequence[str], args: argpars
         "slo_seconds": round(slo, 3), "spread_seconds": round(within, 1), **document,
         "throughput_ratio": {side: round(ratio, 3) for side, ratio in ratios.items()},
     }  # fmt: skip
+
+
+def settled_alone(lines: Sequence[OpenLine], load: LineLoad) -> float:
+    """Return the least mean time alone over all sides in turns, so often that what starts beside a driver has ended."""
+    return min(line.alone(load) for _ in range(_SETTLE) for line in lines)
 
 
 def figures(made: LineRun, first: LineRun, slo: float, alone: tuple[float, float]) -> dict[str, Any]:

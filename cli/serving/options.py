@@ -304,6 +304,7 @@ class ServeOptions:
             control=_built(replace, self.control, rebalance=self.rebalance), dispatch=self.dispatch,
             residency=self.residency, eviction=self.eviction, shared_prompt_bytes=size_of(self.shared_prompts),
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
+            background_share=0.0 if self.queue == "off" else self.batches.interactive_share,
         )  # fmt: skip
         made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.max_num_batched_tokens)
         return made

@@ -133,7 +133,8 @@ class Scheduler:
         self._seating = SequenceLifecycle(self._state, self._prefix_cache, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
-        self._order = None if order is None else OrderParts(self._state, self._seating, order)
+        ordered = order is not None or config.background_share > 0
+        self._order = OrderParts(self._state, self._seating, order) if ordered else None
         self.plans = None if self._order is None else self._order.plans
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
         self._admission = Admission(self._state, self._seating, chooser, self.residency, self._order)

@@ -190,6 +190,6 @@ class ClusterState:
                 sequence.flying == (sequence.seq in self.starved)
                 and not sequence.waits.held
                 and sequence.waits.paused is None
-                and not sequence.waits.left_out
+                and not sequence.waits.skipped
             ):
                 raise RuntimeError(f"{sequence.seq} neither runs a row nor waits for pages")

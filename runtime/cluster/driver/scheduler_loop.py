@@ -165,9 +165,10 @@ class SchedulerLoop:
         with self._changed:
             now = self._clock()
             told += self._remote_agents.look()
-            self._handle_events(told, now)
-            while self._asked:
+            # Requests first: what they change holds for the rows that go on because of the messages.
+            for _ in range(len(self._asked)):
                 self._asked.popleft()(now)
+            self._handle_events(told, now)
             if now >= self._next_tick:
                 self._next_tick = now + int(TICK * 1e9)
                 self._handle_events([Tick()], now)

@@ -21,7 +21,7 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 _LATEST = 1 / 32
 #: Times above this multiple of the mean count as this much: a stall says little of the next step.
 _STALL = 3.0
-#: Steps whose errors are kept, and the least number from which a quantile is taken.
+#: Errors of steps that are kept, and the least number from which a quantile is taken.
 _KEPT, _LEAST = 512, 32
 #: Share of windows that exceed their means by no more than is kept in reserve.
 _SURE = 0.99

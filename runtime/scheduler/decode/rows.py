@@ -269,7 +269,7 @@ class DecodeLoop:
         starved = self._state.starved
         if sequence.waits.doomed:
             self._seating.preempt(sequence, now)
-        elif sequence.waits.paused is not None or sequence.waits.left_out:
+        elif sequence.waits.paused is not None or sequence.waits.skipped:
             return
         elif not self._issue(sequence, now):
             starved[sequence.seq] = sequence
@@ -288,7 +288,7 @@ class DecodeLoop:
                 self.go_on(sequence, now)
         if starved and not any(m.flying or m.waits.held for m in self._state.running.values()):
             running = self._state.running.values()
-            paused = [m for m in running if (m.waits.paused is not None or m.waits.left_out) and m.pages.groups]
+            paused = [m for m in running if (m.waits.paused is not None or m.waits.skipped) and m.pages.groups]
             self._seating.preempt(max(paused or starved.values(), key=self._state.waiting.rank), now)
             for sequence in sorted(starved.values(), key=self._state.waiting.rank):
                 if sequence.seq in starved:

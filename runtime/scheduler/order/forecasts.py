@@ -32,9 +32,14 @@ class ForecastOutcome:
     """A forecast made at a request's arrival, and the time that it took to its end, in ns.
 
     Fields:
+        arrived: When it came, in ns of the driver's clock.
         waited: Time from the arrival to the first start.
+        tokens: Of its answer.
     """
 
+    seq: str
+    arrived: int
+    tokens: int
     forecast: Forecast
     waited: int
     took: int
@@ -158,7 +163,9 @@ class Forecasts:
         promise = self._promises.pop(sequence.seq, None)
         if promise is not None and completed and promise.started is not None:
             took = now - promise.arrived
-            self.outcomes.append(ForecastOutcome(promise.forecast, promise.started - promise.arrived, took))
+            waited, tokens = promise.started - promise.arrived, len(sequence.output)
+            outcome = ForecastOutcome(sequence.seq, promise.arrived, tokens, promise.forecast, waited, took)
+            self.outcomes.append(outcome)
             self._outcome(now, promise.forecast.end / 1e9, took / 1e9)
             self._learn(promise.forecast, took)
 

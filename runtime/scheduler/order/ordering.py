@@ -1,6 +1,6 @@
 """When the parts of an order by deadline act, in the course of an event (QL-07).
 
-    rows have returned    batch_caps: learn, and leave rows out of the next steps
+    rows have returned    batch_caps, background: learn, and leave rows out of the next steps
     admission             cells: what waits goes to free places elsewhere; evictions: what runs gives way; again
     arrival               deadlines: forecast, and refuse what will be late, where that is asked for
     a tick                deadlines: measure progress; plans: judge the order, and ask for a better one
@@ -18,6 +18,7 @@ from runtime.control.overload import late_reason
 from runtime.messages import RowsDone
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.observe.measured_times import MeasuredTimes
+from runtime.scheduler.order.background import BackgroundRows
 from runtime.scheduler.order.batch_caps import BatchCaps
 from runtime.scheduler.order.cells import CellAssignment
 from runtime.scheduler.order.deadlines import DeadlineOrder
@@ -47,20 +48,23 @@ def cells_by(
 
 
 class OrderParts:
-    """The parts of one scheduler's order by deadline."""
+    """The parts of one scheduler's order. `order`: the order by deadline, None where sequences run by arrival."""
 
-    def __init__(self, state: ClusterState, seating: SequenceLifecycle, order: DeadlineOrder) -> None:
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle, order: DeadlineOrder | None) -> None:
         self._state, self._seating, self._order = state, seating, order
-        self.plans = Plans(state, order) if state.config.order.plans else None
-        self._living: frozenset[str] = frozenset()
-        self._evictions = Evictions(state, seating, order, state.config.order.evicts)
-        self._caps = BatchCaps(state, order) if state.config.order.caps else None
+        config, self._living = state.config, frozenset[str]()
+        self.plans = Plans(state, order) if order is not None and config.order.plans else None
+        self._evictions = None if order is None else Evictions(state, seating, order, config.order.evicts)
+        self._caps = BatchCaps(state, order) if order is not None and config.order.caps else None
+        self._background = BackgroundRows(state, config.background_share) if config.background_share > 0 else None
 
     def forecast(self, sequence: ScheduledSequence, now: int) -> None:
         """Forecast the end of a request that has arrived; refuse it if that is too late and `overload` says so (QL-19).
 
         One without `slo_ms`, or that has tokens already, is never refused.
         """
+        if self._order is None:
+            return
         made, request, state = self._order.forecasts.promise(sequence, now), sequence.request, self._state
         late = 0 if made is None else now + made.end - sequence.rank.order
         if late <= 0 or state.config.order.overload != "reject" or request.slo_ms is None or request.output:
@@ -73,20 +77,26 @@ class OrderParts:
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room."""
-        self._evictions.block(sequence, route)
+        if self._evictions is not None:
+            self._evictions.block(sequence, route)
 
     def block_load(self, sequence: ScheduledSequence, find: Callable[[], InTheWay | None], close: Closing) -> None:
         """Record a waiting sequence for which models in use leave no room."""
-        self._evictions.block_load(sequence, find, close)
+        if self._evictions is not None:
+            self._evictions.block_load(sequence, find, close)
 
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
         """Return whether a waiting sequence is not to start on these devices now."""
-        return self._caps is not None and self._caps.holds_back(sequence, devices, now)
+        if self._caps is not None and self._caps.holds_back(sequence, devices, now):
+            return True
+        return self._background is not None and self._background.holds_back(sequence, devices, now)
 
     def record_rows(self, done: RowsDone, now: int) -> None:
         """Record rows that have been processed."""
         if self._caps is not None:
             self._caps.record_step(done, now)
+        if self._background is not None:
+            self._background.record_step(done, now)
 
     def begin(self, now: int) -> None:
         """Act on what has come, before rows are issued: devices that died or returned, and rows that are left out."""
@@ -95,12 +105,14 @@ class OrderParts:
             self._review_cells()
         if self._caps is not None:
             self._caps.review(now)
+        if self._background is not None:
+            self._background.review(now)
 
     def end_admission(self, admit: Callable[[int], None], now: int) -> None:
         """Make room for what was not admitted, and admit again."""
         if self._state.cells is not None and self._state.cells.balance():
             admit(now)
-        if self._evictions.review(now):
+        if self._evictions is not None and self._evictions.review(now):
             admit(now)
             self._evictions.forget_blocked()
 
@@ -110,6 +122,10 @@ class OrderParts:
 
     def review(self, now: int) -> None:
         """Measure progress, partition devices again, where blocks were moved, and admit: what waits may be urgent."""
+        if self._background is not None:
+            self._background.review_all()
+        if self._order is None:
+            return
         self._review_cells()
         self._order.sample(self._state.running.values(), now)
         self._state.changed |= len(self._state.waiting) > 0

@@ -96,6 +96,7 @@ class Waits:
         held: Whether no rows are issued, for the last stage of that migration.
         doomed: Why it is preempted when its row returns; empty if it is not.
         left_out: Whether it gets no rows while an urgent sequence runs beside it.
+        behind: Whether it is of the background, and gets no rows of the next step.
     """
 
     paused: int | None = None
@@ -103,6 +104,12 @@ class Waits:
     held: bool = False
     doomed: str = ""
     left_out: bool = False
+    behind: bool = False
+
+    @property
+    def skipped(self) -> bool:
+        """Whether steps go on without it, though it could run."""
+        return self.left_out or self.behind
 
 
 #: It waits for nothing. Every sequence that waits for nothing has this object, so that the check is one `is`.

@@ -217,5 +217,9 @@ class ScheduledSequence(LiveSequence):
         """Stop issuing rows while an urgent sequence runs beside it, or issue them again."""
         self._wait(replace(self.waits, left_out=left_out))
 
+    def stay_behind(self, behind: bool) -> None:
+        """Stop issuing rows of a background sequence, or issue them again."""
+        self._wait(replace(self.waits, behind=behind))
+
     def _wait(self, waits: Waits) -> None:
         self.waits = FREE if waits == FREE else waits

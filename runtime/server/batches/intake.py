@@ -23,9 +23,10 @@ from runtime.server.batches.documents import derived
 from runtime.server.batches.lines import ENDPOINTS, Body, LineCheck, LineError, LineTask, split_lines
 from runtime.server.context import Service
 from runtime.server.model_choice import model_for
+from runtime.types import BACKGROUND
 
-#: Added to the priority of lines: every request of an interactive client goes first.
-BEHIND = 1 << 32
+#: Added to the priority of lines, which is of 32 bits: every request of an interactive client goes first.
+BEHIND = 2 * BACKGROUND
 #: Lines between two moments at which other threads may run, and lines of a transaction.
 _PAUSE_LINES = 32
 _LOT = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from benchmarks.queue.forecasts import figures, run, shuffled
+from benchmarks.queue.forecasts import figures, oracle, run, shuffled
 from cli.serving.driver import start_driver
 from cli.serving.models import choose
 from cli.serving.options import ServeOptions
@@ -23,4 +23,7 @@ def test_requests_are_compared_with_their_forecasts(tmp_path: Path) -> None:
     assert len(found) == 60
     assert all(each.waited <= each.took and each.forecast.least <= each.forecast.most for each in found)
     assert figures(found)["requests"] == 60
+    told = oracle(found, 4)
+    assert [each.seq for each in told] == [each.seq for each in found]
+    assert max(each.tokens for each in found) <= 101 and figures(told)["r2"] > 0.5
     assert sorted(each.forecast.end for each in shuffled(found, 0)) == sorted(each.forecast.end for each in found)

@@ -6,6 +6,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig
 from runtime.control.scheduler_io import ServeModel
 from runtime.engine.fakes.integer_engine import IntegerEngine
-from runtime.types import EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan
+from runtime.types import BACKGROUND, EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan
 from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify
 from tests.runtime.cluster.whole import WholeEngine, answer, inline
 from zoo.errors import InUse, NotFound, NotServable, Unavailable
@@ -48,6 +50,37 @@ def test_a_step_that_fails_ends_its_own_sequences_only() -> None:
         one, two = request("one", range(1, 9)), request("two", range(2, 12))
         assert answered(driver, [one])["one"][-1].finish == "error"
         verify(two, answered(driver, [two])["two"])
+
+
+class _Arriving(IntegerEngine):
+    """An engine during whose tenth step `arrive` is called; the rows of later steps are kept."""
+
+    def __init__(self) -> None:
+        super().__init__(MODELS, 400)
+        self.arrive: Callable[[], None] | None = None
+        self.later: list[list[str]] = []
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        if self.later or plan.step > 10:
+            self.later.append([row.seq for row in plan.rows])
+        elif plan.step == 10 and self.arrive is not None:
+            self.arrive()
+        return super().run(plan, inputs)
+
+
+def test_a_request_that_comes_during_a_step_of_lines_has_the_next_one_for_itself() -> None:
+    """Requests are handled before the rows that return, whose next ones would be on their way else."""
+    engine = _Arriving()
+    only = InlineAgent(lambda: engine, settings=AgentSettings())
+    chains, config = [model.chain(*CUTS) for model in MODELS], ClusterConfig(background_share=0.01)
+    with ClusterDriver(chains, blocks(), [only.device], only, config) as driver:
+        lines = [replace(request(f"line{at}", range(1, 5), max_tokens=40), priority=BACKGROUND) for at in range(4)]
+        answers: list[Any] = []
+        engine.arrive = lambda: answers.append(driver.run([request("now", range(2, 6), max_tokens=4)]))
+        told = answered(driver, lines)
+        assert [event.index for event in answers[0]] == [0, 1, 2, 3]
+    assert all(len(told[line.seq]) == 40 for line in lines)
+    assert [seq.split("#")[0] for seq in engine.later[0]] == ["now"]
 
 
 class _Lost(IntegerEngine):

@@ -10,8 +10,13 @@ request's way, the `--at`th time that it comes by:
     send      a chunk was handed to the client         finalise   in the transaction that writes its answer
     answered  its answer is stored, and not published
     ack       with a broker: its answer is stored, and its message not acknowledged
+    plan      with `--crowded`: an order of the waiting requests is being searched
+    swap-out  so: K and V of a request that gives way are in host memory, and count as such next
+    swap-in   so: they are on the device again, and count as such next
+    load      so: a model has been loaded in the place of another one
 
-`--unjournalled` publishes without writing (the negative control).
+`--unjournalled` publishes without writing (the negative control). `--crowded` serves two models of which one fits, with
+pages for few requests, in a planned order.
 """
 
 from __future__ import annotations
@@ -22,14 +27,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from runtime.config import ServerConfig
+from runtime.agent.sequences.host_copies import HostCopies
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.agents.inline import InlineAgent
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.driver.plan_thread import PlanThread
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, ServerConfig
 from runtime.frontend.tokenizer import adapt_core
 from runtime.queueing import requests
 from runtime.queueing.broker import RabbitIntake
@@ -38,8 +48,9 @@ from runtime.server.app import build_app
 from runtime.server.durable.store import RequestStore
 from runtime.server.openai.sse import Outlet
 from runtime.server.run_server import address_of, bind, serve
-from tests.runtime.cluster.whole import WholeEngine, inline
-from tests.runtime.server.harness import BASE, FakeSource
+from runtime.types import ModelSpec
+from tests.runtime.cluster.whole import WholeEngine, blocks_of, chain_of, inline
+from tests.runtime.server.harness import BASE, FINE, FakeSource
 
 
 def before(owner: Any, name: str, act: Callable[[], None]) -> None:
@@ -85,6 +96,10 @@ POINTS: dict[str, tuple[Callable[[Any, str, Callable[[], None]], None], Any, str
     "finalise": (after, requests, "finish"),
     "answered": (after, RequestStore, "finish"),
     "ack": (before, RabbitIntake, "ack"),
+    "plan": (before, PlanThread, "_solve"),
+    "swap-out": (before, HostCopies, "copied_out"),
+    "swap-in": (before, HostCopies, "copied_in"),
+    "load": (after, WholeEngine, "load"),
 }
 
 
@@ -111,6 +126,19 @@ def forget_events() -> None:
     RequestStore.append = append  # type: ignore[method-assign]
 
 
+def crowded(specs: Sequence[ModelSpec], pace: float) -> ClusterDriver:
+    """Return a driver for two models of which one fits, with pages for about two requests at their full lengths."""
+    engine = WholeEngine(specs, 14, pace=lambda _: time.sleep(pace))
+    agent = AgentConfig(max_num_seqs=2, host_memory_bytes=1 << 20, chunk_prefill=True)
+    only = InlineAgent(lambda: engine, agent, AgentSettings(weights=2500, report_seconds=0.05))
+    blocks = {block.id: block for spec in specs for block in blocks_of(spec)}
+    order = OrderConfig("qlm")
+    config = ClusterConfig(
+        max_num_seqs=2, residency="swap", preemption_mode="swap", order=order, control=ControlConfig.off()
+    )
+    return ClusterDriver([chain_of(spec) for spec in specs], [*blocks.values()], [only.device], only, config)
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("queue")
@@ -121,6 +149,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--at", type=int, default=1)
     parser.add_argument("--unjournalled", action="store_true")
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--crowded", action="store_true")
     parser.add_argument("--broker")
     parser.add_argument("--lease", type=float, default=10.0)
     given = parser.parse_args(arguments)
@@ -128,13 +157,16 @@ def main(arguments: list[str]) -> None:
         arm(given.die, given.at)
     if given.unjournalled:
         forget_events()
-    spec = replace(BASE, blocks=("shared", f"own-base{given.salt}"))
-    source = FakeSource(adapt_core(Tokenizer.from_file(str(given.tokenizer / "tokenizer.json")), None), (spec,))
+    specs = [replace(BASE, blocks=("shared", f"own-base{given.salt}"))]
+    if given.crowded:
+        specs.append(replace(FINE, blocks=("shared", f"own-fine{given.salt}")))
+    source = FakeSource(adapt_core(Tokenizer.from_file(str(given.tokenizer / "tokenizer.json")), None), specs)
     config = ServerConfig(durable="all" if given.all else "keyed", drain_seconds=20, broker=given.broker)
     bound = bind("127.0.0.1", 0)
     queue = QueueDatabase(given.queue, patience=60, lease=given.lease)
-    with inline(WholeEngine([spec], 512, pace=lambda _: time.sleep(given.pace))) as driver:
-        app = build_app(driver, [source.served(spec)], source, config, queue=queue)
+    whole = WholeEngine(specs, 512, pace=lambda _: time.sleep(given.pace))
+    with crowded(specs, given.pace) if given.crowded else inline(whole) as driver:
+        app = build_app(driver, [source.served(spec) for spec in specs], source, config, queue=queue)
         serve(app, config, bound, lambda: print(address_of(bound), flush=True))
     queue.close()
 

@@ -203,6 +203,40 @@ def test_a_death_while_a_request_is_fetched_again_is_made_good(lives: Any) -> No
     assert len(client.tokens()) == 40
 
 
+@pytest.mark.parametrize(("point", "at"), [("plan", 1), ("swap-out", 2), ("swap-in", 1), ("load", 3)])
+def test_a_death_while_models_or_sequences_change_places_is_made_good(lives: Any, point: str, at: int) -> None:
+    """Each request alone would be on time, all of them are not: an order is searched."""
+    clients = [
+        Client(
+            f"{name}{tokens}", model=f"org/{name}", max_tokens=tokens, prompt=[number + 1, 6, 7], slo_ms=8000 + number
+        )
+        for number, (tokens, name) in enumerate((each, name) for each in (40, 70, 90, 100) for name in ("base", "fine"))
+    ]
+
+    def read_all(child: Child) -> None:
+        threads = [threading.Thread(target=each.read, args=(child,)) for each in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+
+    with lives("--crowded", "--pace", "0.03", "--salt", "a", "--die", point, "--at", str(at)) as child:
+        read_all(child)
+        assert not all(each.ended for each in clients), "the point was not reached"
+        assert child.process.wait(60) == -signal.SIGKILL
+    seen = [list(each.events) for each in clients]
+    with lives("--crowded", "--salt", "b") as child:
+        read_all(child)
+        with child.http() as http:
+            queue = http.get("/zoo/state").json()["queue"]
+            assert (queue["waiting"], queue["running"], queue["dead"]) == (0, 0, 0)
+    for client, part in zip(clients, seen, strict=True):
+        assert client.ended and client.events[: len(part)] == part
+        assert len(client.tokens()) == client.body["max_tokens"]
+        numbers = [number for number, _ in client.events if number is not None]
+        assert numbers == sorted(set(numbers))
+
+
 @pytest.mark.postgres
 def test_a_death_is_made_good_from_postgresql(lives: Any, postgres_server: str) -> None:
     target = postgres.new_database(postgres_server)

@@ -1,0 +1,160 @@
+"""Background sequences in a virtual cluster: what interactive ones lose to them, and that they always go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime.config import ClusterConfig, OrderConfig
+from runtime.control.scheduler_io import PauseSequence
+from runtime.engine.fakes.integer_model import counting_model
+from runtime.types import BACKGROUND, SequenceRequest
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1* 2 3* 4", max_model_len=1024)
+
+
+def step(plan: Any) -> int:
+    """Four milliseconds, and a quarter more for each token."""
+    return 4 * MS + sum(len(row.tokens) for row in plan.rows) * MS // 4 if plan.rows else 0
+
+
+def cluster(share: float, plan: Any = "off", pages: int = 4000) -> VirtualCluster:
+    config = ClusterConfig(max_num_seqs=32, background_share=share, order=OrderConfig(plan))
+    return VirtualCluster((M,), devices=1, pages=pages, config=config, costs=step, latency=MS // 100)
+
+
+def line(number: int, tokens: int, at: int) -> SequenceRequest:
+    prompt = [1 + (number + each) % 90 for each in range(24)]
+    return request(f"line{number}", prompt, max_tokens=tokens, ignore_eos=True, priority=BACKGROUND, arrival=at)
+
+
+def ask_lines(made: VirtualCluster, count: int, tokens: int, at: int) -> None:
+    for number in range(count):
+        made.ask(line(number, tokens, at), at=at)
+
+
+def feed_lines(made: VirtualCluster, count: int, tokens: int, at: int, open_at_once: int = 28) -> None:
+    """Ask for lines one after the other, so that as many are open as the server allows."""
+    asked = iter(range(count))
+
+    def fill() -> None:
+        lines = sum(name.startswith("line") for name in made.scheduler.sequences)
+        for number, _ in zip(asked, range(open_at_once - lines), strict=False):
+            made.ask(line(number, tokens, made.now), at=made.now)
+        if len(made.requests) < count:
+            made.at(made.now + 2 * MS, fill)
+
+    made.at(at, fill)
+
+
+def ask_interactive(made: VirtualCluster, count: int, every: int, at: int, tokens: int = 16, first: int = 0) -> None:
+    for number in range(first, first + count):
+        prompt = [1 + (7 * number + 3 * each) % 90 for each in range(8)]
+        begin = at + (number - first) * every
+        made.ask(request(f"i{number}", prompt, max_tokens=tokens, ignore_eos=True, arrival=begin), at=begin)
+
+
+def took(made: VirtualCluster, until: int) -> list[float]:
+    """Return the times of the interactive answers in ms, in order; all answers are there, and the models' own."""
+    made.ticks(50 * MS, until)
+    made.run(until=until)
+    made.expect()
+    ends = {each.seq: each.t for each in made.trace.named("finish")}
+    return [(ends[seq] - one.arrival) / MS for seq, one in made.requests.items() if seq.startswith("i")]
+
+
+@pytest.mark.parametrize("plan", ["off", "qlm"])
+def test_answers_take_little_longer_beside_lines_of_a_batch(plan: Any) -> None:
+    """Alone 70 ms; half of a share of 0.2 is 7 ms in the answer's own steps, and a step of lines takes 14 at most.
+
+    A prompt of a line that is on its way to the device already takes 6 more.
+    """
+    found = {}
+    for share in (0.2, 0.0):
+        made = cluster(share, plan)
+        made.check = lambda: None  # type: ignore[method-assign]
+        ask_interactive(made, 3, 100 * MS, 0)
+        ask_interactive(made, 8, 130 * MS, 400 * MS, first=3)
+        feed_lines(made, 80, 12, 350 * MS)
+        found[share] = took(made, 8000 * MS)
+        assert made.scheduler.state().counters.preemptions == 0
+    assert max(found[0.2]) < 70 + 7 + 14 + 6
+    assert max(found[0.0]) > 4 * 70
+
+
+def test_lines_go_on_beside_interactive_answers_that_never_pause() -> None:
+    """Each step gives a tenth of its time: about a row in six steps."""
+    made = cluster(0.1)
+    ask_interactive(made, 4, 20 * MS, 0, tokens=700)
+    ask_lines(made, 8, 20, 100 * MS)
+    made.ticks(50 * MS, 2500 * MS)
+    made.run(until=2500 * MS)
+    assert all(made.told[f"i{number}"].last.finish is None for number in range(4))
+    tokens = sum(len(made.told[f"line{number}"].tokens) for number in range(8))
+    steps = len(made.told["i0"].tokens)
+    assert 0.05 * steps < tokens < 0.6 * steps
+    made.ticks(50 * MS, 20_000 * MS)
+    made.run(until=20_000 * MS)
+    made.expect()
+
+
+def test_a_step_of_lines_is_short_while_requests_come_now_and_then() -> None:
+    """An answer takes 70 ms alone, so such a step takes 14 at most, and one more prompt; a minute later it is full."""
+    made, steps = cluster(0.2), list[tuple[int, int]]()
+
+    def timed(plan: Any) -> int:
+        steps.append((made.now // MS, step(plan)))
+        return step(plan)
+
+    made.costs = timed
+    ask_interactive(made, 5, 100 * MS, 0)
+    ask_lines(made, 28, 6, 600 * MS)
+    for number in range(28, 56):
+        made.ask(line(number, 6, 70_000 * MS), at=70_000 * MS)
+    took(made, 72_000 * MS)
+    beside = [each for at, each in steps if 600 <= at < 60_000]
+    assert len(beside) > 12 and max(beside[5:]) <= 20 * MS, "after a few, what prompts take is known"
+    assert max(each for at, each in steps if at >= 60_000) > 100 * MS
+
+
+def test_a_line_that_comes_behind_a_request_waits_for_the_next_look_at_what_is_spare() -> None:
+    made, both = cluster(0.3), list[str]()
+
+    def seen(plan: Any) -> int:
+        prompts = [row.seq for row in plan.rows if len(row.tokens) > 1]
+        if any(seq.startswith("i") for seq in prompts):
+            both.extend(seq for seq in prompts if seq.startswith("line"))
+        return step(plan)
+
+    made.costs = seen
+    ask_interactive(made, 5, 100 * MS, 0)
+    ask_lines(made, 2, 40, 600 * MS)
+    ask_interactive(made, 1, 0, 651 * MS, first=5)
+    made.ask(line(2, 8, 651 * MS), at=651 * MS + 1000)
+    took(made, 5000 * MS)
+    assert not both
+
+
+@pytest.mark.parametrize("how", ["paused", "aborted"])
+def test_a_request_that_is_paused_or_gone_does_not_keep_lines_back(how: str) -> None:
+    made = cluster(0.001)
+    ask_interactive(made, 1, 0, 0, tokens=200)
+    ask_lines(made, 8, 20, 300 * MS)
+    if how == "paused":
+        made.at(500 * MS, lambda: made.tell(PauseSequence("i0", None)))
+    else:
+        made.abort("i0", at=500 * MS)
+    made.ticks(50 * MS, 4000 * MS)
+    made.run(until=4000 * MS)
+    assert all(made.told[f"line{number}"].last.finish == "length" for number in range(8))
+    assert (made.told["i0"].last.finish is None) == (how == "paused")
+
+
+def test_lines_give_their_pages_to_interactive_answers() -> None:
+    made = cluster(0.1, pages=300)
+    ask_lines(made, 12, 60, 0)
+    ask_interactive(made, 6, 30 * MS, 200 * MS, tokens=120)
+    took(made, 60_000 * MS)
