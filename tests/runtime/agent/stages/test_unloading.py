@@ -54,6 +54,7 @@ def test_a_drop_names_what_is_loaded_in_its_place() -> None:
     assert stages.due(True) == [DropStage(A)], "what was cancelled left for another one"
     stages.schedule_unload([A], -1, (B,))
     assert stages.due(True) == [DropStage(A, (B,))]
+    assert not stages._coming, "nothing is kept of a stage that is gone"
 
 
 def test_without_a_shared_budget_the_limit_stays() -> None:

@@ -80,7 +80,7 @@ def test_loading_what_was_prepared_reads_only_what_cannot_be(family, reads, name
     prepared = set(reads)
     reads.clear()
     engine.load(stage_of(family, name))
-    assert reads and not prepared.intersection(reads) and len(prepared) > len(reads), "embedding and head alone"
+    assert reads and not prepared.intersection(reads) and len(reads) <= 4 < len(prepared), "embedding and head alone"
 
 
 def test_steps_run_while_another_model_is_prepared(family):
