@@ -91,8 +91,14 @@ class BackgroundRows:
                 known.held, self._state.changed = None, True
 
     def review_all(self) -> None:
-        """Review all devices next: where an interactive sequence is paused, no rows return."""
-        self._due |= self._devices.keys()
+        """Review all devices with sequences next.
+
+        No rows return where an interactive one is paused, or where a background one that was left out was moved to.
+        """
+        for device in self._state.devices:
+            if device.passing.here:
+                self._known(device.name)
+                self._due.add(device.name)
 
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
         """Return whether a waiting sequence is of the background, and the next step has no time for its prompt."""

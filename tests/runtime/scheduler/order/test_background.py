@@ -9,6 +9,7 @@ import pytest
 from runtime.config import ClusterConfig, OrderConfig
 from runtime.control.scheduler_io import PauseSequence
 from runtime.engine.fakes.integer_model import counting_model
+from runtime.scheduler.order.background import BackgroundRows
 from runtime.types import BACKGROUND, SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -151,6 +152,19 @@ def test_a_request_that_is_paused_or_gone_does_not_keep_lines_back(how: str) -> 
     made.run(until=4000 * MS)
     assert all(made.told[f"line{number}"].last.finish == "length" for number in range(8))
     assert (made.told["i0"].last.finish is None) == (how == "paused")
+
+
+def test_a_line_that_was_left_out_goes_on_where_it_was_moved_to() -> None:
+    """On a device with no step since: its row would never return."""
+    made = cluster(0.1)
+    ask_lines(made, 1, 60, 0)
+    made.run(until=50 * MS)
+    state, moved = made.scheduler._state, made.scheduler._state.running["line0"]
+    moved.stay_behind(True)
+    rows = BackgroundRows(state, 0.1)
+    rows.review_all()
+    rows.review(made.now)
+    assert not moved.waits.behind
 
 
 def test_lines_give_their_pages_to_interactive_answers() -> None:
