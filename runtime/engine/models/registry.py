@@ -131,8 +131,9 @@ class ModelRegistry:
         if found is None:
             with self._store.catalog.reading() as catalog:
                 found = self._stored(catalog, unpinned(stage.model)[0])
-            while len(self._coming) >= _COMING:
-                self._coming.pop(next(iter(self._coming)), None)
+            # Loads take from it on another thread, so that its keys are copied before they are gone through.
+            for known in list(self._coming)[: max(len(self._coming) + 1 - _COMING, 0)]:
+                self._coming.pop(known, None)
             self._coming[stage.id] = found
         return found[0]
 
