@@ -6,6 +6,7 @@
  * does not depend on the other rows: products sum over k in one order, and attention is split at fixed positions, so
  * the sampled tokens are the same in any batch.
  */
+#define _GNU_SOURCE /* sched_getcpu and processor sets, in threads.c */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
  *
  * gcc turns `#pragma omp` into calls of the functions at the end of this file (the ABI of libgomp). Defining them here,
  * with hidden visibility and a library linked without libgomp (build.py), gives the kernels threads of their own.
- * torch's operations keep libgomp's. They differ from libgomp's in two ways, because a core may be shared with other
+ * torch's operations keep libgomp's. They differ from libgomp's in these ways, because a core may be shared with other
  * work:
  *
  *     optional    every loop of a region is cut into chunks, which threads take as they go. A region needs no thread but
@@ -25,6 +25,7 @@
  */
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -87,6 +88,7 @@ struct team {
     int64_t window;      /* when the window of losses began */
     int64_t lost;        /* in this window, ns */
     uint32_t workers, forks;
+    int left; /* one more than the processor that the workers keep off; 0: none */
     struct worker *members[MOST_WORKERS];
 };
 
@@ -136,10 +138,13 @@ static void sleep_on(_Atomic uint32_t *word, uint32_t value)
 
 static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0); }
 
-/* A wait that ended late within its limit lengthens later ones, one that outlived it shortens them. */
-static void adapt(struct patience *patience, bool slept)
+/* A wait that ended within its limit lengthens later ones. One that slept, but not for longer than a wait may spin, makes them
+ * as long as itself; a longer one shortens them. */
+static void adapt(struct patience *patience, int64_t length, bool slept)
 {
-    int64_t limit = slept ? patience->limit - patience->limit / 4 : patience->limit + patience->limit / 16 + 1;
+    int64_t limit = patience->limit - patience->limit / 4;
+    if (!slept) limit = patience->limit + patience->limit / 16 + 1;
+    else if (length < most_spin_ns && limit < length) limit = length;
     patience->limit = limit < least_spin_ns ? least_spin_ns : limit > most_spin_ns ? most_spin_ns : limit;
 }
 
@@ -155,16 +160,16 @@ INLINE uint32_t wait_for(_Atomic uint32_t *word, bool (*over)(uint32_t, uint32_t
             relax();
             value = atomic_load_explicit(word, memory_order_acquire);
             if (over(value, what)) {
-                adapt(patience, false);
+                adapt(patience, 0, false);
                 return value;
             }
         }
     } while (now_ns() - begin < patience->limit);
-    adapt(patience, true);
     for (;;) {
         value = atomic_fetch_or(word, SLEEPER) | SLEEPER;
         if (over(value, what)) {
             patience->slept = now_ns() - begin;
+            adapt(patience, patience->slept, true);
             return value;
         }
         sleep_on(word, value);
@@ -256,9 +261,25 @@ static struct team *team_of(uint32_t workers)
             break;
         }
         own->members[own->workers++] = made;
+        own->left = 0;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return own;
+}
+
+/* Keep the workers, of which one sleeps, off the caller's processor: there they would wait for the caller, and then take
+ * its time. The system wakes a thread beside its waker if it takes no other processor to be idle, and in a virtual machine
+ * a processor that is idle looks like one that the host has taken away. */
+static void keep_apart(struct team *team)
+{
+    int processor = sched_getcpu();
+    if (processor < 0 || team->left == processor + 1) return;
+    cpu_set_t others;
+    if (sched_getaffinity(0, sizeof others, &others) != 0) return;
+    CPU_CLR(processor, &others);
+    if (CPU_COUNT(&others) == 0) return;
+    for (uint32_t i = 0; i < team->workers; i++) pthread_setaffinity_np(team->members[i]->thread, sizeof others, &others);
+    team->left = processor + 1;
 }
 
 /* Whether the caller still runs alone after a loss. */
@@ -308,7 +329,10 @@ static void run_region(void (*body)(void *), void *data, unsigned threads, struc
     atomic_store(&team->gate, OPEN);
     uint32_t before = atomic_load_explicit(&team->epoch, memory_order_relaxed);
     while (!atomic_compare_exchange_weak(&team->epoch, &before, (before & ~SLEEPER) + ONE)) {}
-    if (before & SLEEPER) wake_all(&team->epoch);
+    if (before & SLEEPER) {
+        keep_apart(team);
+        wake_all(&team->epoch);
+    }
     walk_through(team, &team->finish, true);
     uint32_t gate = atomic_fetch_and(&team->gate, ~OPEN);
     if (!left_empty(gate & ~OPEN, 0)) {

@@ -158,6 +158,62 @@ print("done")
 
 
 @needs_own_threads
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_workers_keep_off_the_processor_of_their_caller() -> None:
+    """A worker that is woken where its caller runs would wait for it, and then take its time."""
+    assert "done" in run_script("""
+allowed, before = os.sched_getaffinity(0), tasks()
+product(3)
+workers = tasks() - before
+assert len(workers) == 2
+for worker in workers:
+    while state(worker)[0] != "S":
+        pass
+product(3)
+masks = {frozenset(os.sched_getaffinity(worker)) for worker in workers}
+(mask,) = masks
+assert mask < allowed and len(mask) == len(allowed) - 1, (mask, allowed)
+assert os.sched_getaffinity(0) == allowed
+processor = next(iter(mask))  # a caller that may only run there leaves them where they may be
+os.sched_setaffinity(0, {processor})
+for worker in workers:
+    while state(worker)[0] != "S":
+        pass
+assert product(3) == expected
+assert {frozenset(os.sched_getaffinity(worker)) for worker in workers} == masks
+print("done")
+""")
+
+
+@needs_own_threads
+def test_a_worker_spins_through_gaps_that_are_shorter_than_the_longest_spin() -> None:
+    """Also after waits that were longer, which made it sleep at once."""
+    assert "done" in run_script("""
+import time
+lib.zoo_wait(I(5_000), I(50_000_000))
+before = tasks()
+product(2)
+(worker,) = tasks() - before
+
+def sleeps():
+    lines = Path(f"/proc/self/task/{worker}/status").read_text().splitlines()
+    return int(next(each for each in lines if each.startswith("voluntary")).split()[1])
+
+for _ in range(40):
+    product(2)
+    time.sleep(0.06)
+slept, regions = sleeps(), 40
+for _ in range(regions):
+    product(2)
+    end = time.perf_counter() + 0.002
+    while time.perf_counter() < end:
+        pass
+assert sleeps() - slept < regions // 2, sleeps() - slept
+print("done")
+""")
+
+
+@needs_own_threads
 def test_no_wake_up_is_lost() -> None:
     """Every wait sleeps at once, in regions with barriers and more threads than processors."""
     assert "done" in run_script("""
