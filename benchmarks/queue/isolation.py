@@ -28,6 +28,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.queue.stalls import watched
 from benchmarks.reports import deliver
 from benchmarks.serving.through_http import Server, make_model
 
@@ -178,6 +179,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--stalls", type=Path, help="where `benchmarks.queue.stalls` writes what stalled the loop")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     from cli.bench.where import where
@@ -191,12 +193,14 @@ def main() -> None:
         with Store.open(folder / "store") as store:
             ingest(store, open_source(str(folder / "model")), name="model")
         arguments = ["--queue", str(folder / "queue"), "--max-num-seqs", str(args.max_num_seqs)]
-        server = Server(folder / "store", {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}, "auto", arguments)
+        threads = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+        program = {} if args.stalls is None else {"program": watched(args.stalls)}
+        server = Server(folder / "store", threads, "auto", arguments, **program)
         try:
             found = asyncio.run(measure(server, args))
         finally:
             server.close()
-    given = {name: value for name, value in vars(args).items() if name != "output"}
+    given = {name: value for name, value in vars(args).items() if name not in ("output", "stalls")}
     deliver({"benchmark": "isolation", **given, "where": where("cpu", inside=True), **found}, args.output)
 
 

@@ -58,14 +58,24 @@ def make_model(folder: Path, layers: int) -> None:
 
 
 class Server:
-    """A running `zoo serve`. Raises RuntimeError if it ends before it listens."""
+    """A running `zoo serve`. Raises RuntimeError if it ends before it listens.
 
-    def __init__(self, store: Path, env: dict[str, str], backend: str = "auto", arguments: Sequence[str] = ()) -> None:
+    `program`: Python code that runs `zoo` with the arguments of the process.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        env: dict[str, str],
+        backend: str = "auto",
+        arguments: Sequence[str] = (),
+        program: str = _SERVE,
+    ) -> None:
         log = store.with_name("serve.log")
         command = [
             sys.executable,
             "-c",
-            _SERVE,
+            program,
             "serve",
             "--store",
             str(store),
