@@ -1,12 +1,15 @@
 """Kill agents and let reads of the store fail at random moments, while models that do not fit together come and go.
 
-    python -m benchmarks.residency.faults FOLDER STORE [--full 4] [--lora 2] [--kills 30] [--reads 30] [--agents 2]
-        [--clients 4] [--pause 4] [--seed S] [--output FILE]
+    python -m benchmarks.residency.faults FOLDER STORE [--full 4] [--lora 2] [--kills 30] [--reads 30] [--load-kills 0]
+        [--agents 2] [--room 2] [--clients 4] [--pause 4] [--seed S] [--output FILE]
 
 FOLDER is a Llama checkpoint, best a tiny one; STORE is filled with fine-tunes of it (`benchmarks.residency.family`).
-The agents, in processes of their own, have room for the weights of two models each. Clients ask random models; every
-answer is compared with the one of its model alone in an engine. An answer may be an error only if a read failed that a
-stage of its model needed; a killed agent costs time only.
+The agents, in processes of their own, have room for the weights of `--room` models each. Clients ask random models;
+every answer is compared with the one of its model alone in an engine. An answer may be an error only if a read failed
+that a stage of its model needed; a killed agent costs time only.
+
+Before each fault a stage comes on demand, so that models come and go between any two. `--kills` end an agent at a
+random moment, `--load-kills` in the midst of the tensors of a stage that comes; reads fail there anyway.
 
 Printed: requests, errors by reason, answers that were wrong (none expected), kills, failed reads, loads and unloads.
 """
@@ -49,7 +52,10 @@ from zoo.api import Zoo
 #: Prompts of each model, and tokens of an answer.
 _PROMPTS, _ANSWER = 3, 8
 _PAGES = 1 << 20
-_MODELS_PER_DEVICE = 2
+#: A stage is killed behind at most so many of its tensors.
+_TENSORS = 12
+#: Seconds that a load on demand is awaited for.
+_SWAP = 5.0
 #: What a failed read makes of requests for its model.
 _ALLOWED = "cannot be loaded: OSError"
 #: Seconds; longer than a recovery takes.
@@ -126,26 +132,32 @@ def faults(
     seed: int = 0,
     agents: int = 2,
     pause: float = 1.0,
+    load_kills: int = 0,
+    room: float = 2.0,
 ) -> dict[str, Any]:
     """Run the benchmark, with up to `pause` seconds between faults, and return its document. `wrong` must be empty."""
     wanted = own_answers(store, names, seed)
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as orders, Zoo(store, create=False) as zoo:
-        driver, fleet = _cluster(zoo, names, Path(orders), agents)
+        driver, fleet = _cluster(zoo, names, Path(orders), agents, room)
         with driver, CheckingClients(driver, wanted, clients, seed) as load:
-            killed, failed = 0, 0
-            events = chance.sample(["kill"] * kills + ["read"] * reads, kills + reads)
-            for event in events:
+            done: Counter[str] = Counter()
+            events = ["kill"] * kills + ["read"] * reads + ["load-kill"] * load_kills
+            for event in chance.sample(events, len(events)):
+                done["swapped"] += _await_load(driver)
                 time.sleep(chance.uniform(0.0, pause))
                 if event == "kill":
-                    killed += _kill(driver, fleet, chance)
+                    done[event] += _kill(driver, fleet, chance)
+                elif event == "read":
+                    done[event] += _order(Path(orders), load, "fail", "failed", "")
                 else:
-                    failed += _fail_read(Path(orders), load)
+                    done[event] += _order(Path(orders), load, "kill", "killed", str(chance.randrange(_TENSORS)))
             _await_answers(load, 2 * len(names))
         counters = driver.state().counters
     return {
-        "kills": killed, "failed_reads": failed, "answered": load.answered, "errors": dict(load.failed),
-        "wrong": load.wrong, "loads": counters.stage_loads, "unloads": counters.stage_unloads,
+        "kills": done["kill"], "load_kills": done["load-kill"], "failed_reads": done["read"],
+        "swapped": done["swapped"], "answered": load.answered, "errors": dict(load.failed), "wrong": load.wrong,
+        "loads": counters.stage_loads, "unloads": counters.stage_unloads,
     }  # fmt: skip
 
 
@@ -163,7 +175,9 @@ def own_answers(store: Path, names: Sequence[str], seed: int) -> dict[Question, 
     return found
 
 
-def _cluster(zoo: Zoo, names: Sequence[str], orders: Path, agents: int) -> tuple[ClusterDriver, ProcessLauncher]:
+def _cluster(
+    zoo: Zoo, names: Sequence[str], orders: Path, agents: int, room: float
+) -> tuple[ClusterDriver, ProcessLauncher]:
     config = EngineConfig(kv_cache_memory_bytes=_PAGES)
     half = half_page(zoo.store, config, names)
     found = [describe_chain(zoo.store, name, config, half, 1 << 62) for name in names]
@@ -172,7 +186,7 @@ def _cluster(zoo: Zoo, names: Sequence[str], orders: Path, agents: int) -> tuple
         "store": str(zoo.store.root), "database": None, "config": msgspec.to_builtins(config), "half_page": half,
         "threads": 1,
     }  # fmt: skip
-    limits = AgentSettings(weights=_MODELS_PER_DEVICE * largest, report_seconds=0.1)
+    limits = AgentSettings(weights=int(room * largest), report_seconds=0.1)
     environment = {f"agent-{number}": {FAULTS: str(orders)} for number in range(agents)}
     fleet = ProcessLauncher(
         ProcessConfig(Preparation("staged", settings), settings=limits, program=_PROGRAM, environments=environment)
@@ -199,14 +213,25 @@ def _kill(driver: ClusterDriver, fleet: ProcessLauncher, chance: random.Random) 
     return 0
 
 
-def _fail_read(orders: Path, load: CheckingClients) -> int:
-    """Order a read to fail, and wait until one has; return how many failed."""
-    before, end = len(list(orders.glob("failed-*"))), time.monotonic() + _PATIENCE
-    (orders / "fail").touch()
+def _order(orders: Path, load: CheckingClients, order: str, done: str, how: str) -> int:
+    """Write an order for the agents, and wait until one has obeyed; return how many did."""
+    before, end = len(list(orders.glob(f"{done}-*"))), time.monotonic() + _PATIENCE
+    (orders / "new").write_text(how)
+    (orders / "new").rename(orders / order)
     while time.monotonic() < end and not load.wrong:
-        if len(list(orders.glob("failed-*"))) > before:
+        if len(list(orders.glob(f"{done}-*"))) > before:
             return 1
         time.sleep(0.01)
+    return 0
+
+
+def _await_load(driver: ClusterDriver) -> int:
+    """Wait until a stage has come on demand, at most `_SWAP` seconds; return how many came."""
+    before, end = driver.state().counters.stage_loads, time.monotonic() + _SWAP
+    while time.monotonic() < end:
+        if driver.state().counters.stage_loads > before:
+            return 1
+        time.sleep(0.005)
     return 0
 
 
@@ -227,14 +252,19 @@ def main() -> None:
     parser.add_argument("--lora", type=int, default=2)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--reads", type=int, default=30)
+    parser.add_argument("--load-kills", type=int, default=0, help="agents that are killed while they load a stage")
     parser.add_argument("--agents", type=int, default=2)
+    parser.add_argument("--room", type=float, default=2.0, help="models that an agent has room for")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--pause", type=float, default=4.0, help="most seconds between faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     names = make(given.folder, given.store, given.full, given.lora)
-    made = faults(given.store, names, given.kills, given.reads, given.clients, given.seed, given.agents, given.pause)
+    made = faults(
+        given.store, names, given.kills, given.reads, given.clients, given.seed, given.agents, given.pause,
+        given.load_kills, given.room,
+    )  # fmt: skip
     deliver(made, given.output)
 
 

@@ -1,14 +1,16 @@
 """The agents of `benchmarks.residency.faults`: those of `cli.serving.agent_engines`, but reads of the store may fail.
 
-The folder in the environment variable `FAULTS` is the order book: while it has a file `fail`, the next tensor that is
-opened cannot be read, twice in a row (once while its stage is prepared, once when the stage is loaded). The file is
-renamed to `failed-<number>-<process>` by the process that obeys it.
+The folder in the environment variable `FAULTS` is the order book. While it has a file `fail`, the next tensor that is
+opened cannot be read, twice in a row (once while its stage is prepared, once when the stage is loaded). A file `kill`
+ends the process while it loads a stage: at the next tensor that is opened behind as many as the file says. The file is
+renamed to `failed-<number>-<process>` or `killed-<number>-<process>` by the process that obeys it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import threading
 from collections import Counter
@@ -26,14 +28,22 @@ _TIMES = 2
 
 
 def break_reads(folder: Path) -> None:
-    """Let reads of tensors fail in this process by the orders in a folder."""
+    """Let reads of tensors fail in this process, or end it, by the orders in a folder."""
     from zoo.store import Store
 
     open_tensor, lock, broken = Store.open_tensor, threading.Lock(), Counter[str]()
     numbers = iter(range(1 << 30))
+    left: list[int] = []
 
     def faulty(store: Store, digest: str) -> Any:
         with lock:
+            if left:
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            elif (order := folder / "kill").exists():
+                taken = order.rename(folder / f"killed-{next(numbers)}-{os.getpid()}")
+                left.append(int(taken.read_text()))
             order = folder / "fail"
             if not broken.total() and order.exists():
                 order.rename(folder / f"failed-{next(numbers)}-{os.getpid()}")

@@ -101,12 +101,13 @@ class Agent:
         strides: Whether the engine decodes all the tokens of a row's `steps` in one step (simulated engines only).
         looks_ahead: Whether the engine takes a step before the one under way is over.
         page_bytes: Bytes of a page; 0: no K and V are kept in host memory.
+        between_steps: Whether messages are handled between steps only, as by a loop that runs its steps itself.
     """
 
     def __init__(
         self, device: str, page_capacity: int, config: AgentConfig, alike: Alike = same_bits,
         ran: Callable[[StepPlan, StepResult, int], None] | None = None, lacks: Collection[Lack] = (),
-        strides: bool = False, looks_ahead: bool = False, page_bytes: int = 0,
+        strides: bool = False, looks_ahead: bool = False, page_bytes: int = 0, between_steps: bool = False,
     ) -> None:  # fmt: skip
         self.device = device
         self._alike, self._ran = alike, ran
@@ -117,7 +118,8 @@ class Agent:
         self.host_memory = config.host_memory_bytes if page_bytes else 0
         self._copies = HostCopies(self._tables, self.host_memory, page_bytes, "pages" in lacks)
         self._prompt_times = PromptTimes()
-        self._moves = IncomingMigrations(device, self._tables, config, self._kept)
+        self.between_steps = between_steps
+        self._moves = IncomingMigrations(device, self._tables, config, self._kept, between_steps)
         self._shelf = StageTable(device, self._tables, config.max_num_seqs)
         self._round_trips = RoundTrips(config.batch_wait_us * 1000, config.return_slack)
         self._hop_times = HopTimes()

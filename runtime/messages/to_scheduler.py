@@ -31,6 +31,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
         recompute_chunk: Tokens that a migration to it recomputes at a time.
         host_memory: Bytes of host memory for K and V of sequences that give way, shared with weights that wait.
         copies_beside: Whether K and V are copied to and from host memory while steps run.
+        between_steps: Whether it handles messages between its steps only.
     """
 
     device: str
@@ -50,6 +51,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
     recompute_chunk: int = 64
     host_memory: int = 0
     copies_beside: bool = False
+    between_steps: bool = False
 
 
 class StageReady(Message, frozen=True, tag=True, array_like=True):

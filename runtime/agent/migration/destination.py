@@ -43,8 +43,16 @@ from runtime.types import ModelSpec
 class IncomingMigrations:
     """The migrations to one device: those under way, and committed ones until their sequence is opened."""
 
-    def __init__(self, device: str, tables: SequencePageTables, config: AgentConfig, kept: ActivationCache) -> None:
+    def __init__(
+        self,
+        device: str,
+        tables: SequencePageTables,
+        config: AgentConfig,
+        kept: ActivationCache,
+        between_steps: bool = False,
+    ) -> None:
         self._device = device
+        self._between_steps = between_steps
         self._tables = tables
         self._kept = kept
         self._config = config
@@ -108,6 +116,7 @@ class IncomingMigrations:
             fetch,
             pace=self._paces.begin(order.stage.id, order.source),
             began=now,
+            between_steps=self._between_steps,
         )
         return self._go_on(self._incoming[order.move], now)
 
@@ -136,6 +145,7 @@ class IncomingMigrations:
         else:
             move.ends.copied(span)
             move.copying = now - move.began
+            move.end_turn(span, now)
             move.pace.back = (now - move.pace.back_since) / move.groups(len(span))
             move.shared.record_arrival("pages", span.start, span.stop, move.groups(len(span)), now)
         move.pace.back_since = now

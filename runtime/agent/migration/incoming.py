@@ -6,6 +6,9 @@ token ids, or from hidden states that were fetched (`fetch`).
 Hidden states are requested ahead of the running row, unless pages from the back would arrive sooner: both share the
 link, and pages wait if the front would otherwise have to wait. `policy.migration.two_ended` assigns page sets to the
 two sides, `policy.migration.pace` decides how many. Results are handled by `agent.migration.destination`.
+
+An agent that handles messages between its steps only takes no pages while a row of the front runs. There the front
+rests while the back alone is faster (`MigrationPace.front_rests`).
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class IncomingMigration:
         shared: The same where hidden states and pages share the link.
         began: Time of the first request in ns; `copying` and `recomputing`: until the latest page was written and the
             latest row recomputed.
+        between_steps: Whether pages that arrive wait for the end of a step.
     """
 
     device: str
@@ -62,6 +66,9 @@ class IncomingMigration:
     began: int = 0
     copying: int = 0
     recomputing: int = 0
+    between_steps: bool = False
+    _rows: int = 0
+    _asked: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     @property
     def is_exhausted(self) -> bool:
@@ -73,16 +80,21 @@ class IncomingMigration:
 
         Returns requests to the source; appends rows that recompute to `rows`.
         """
-        out = self._front(rows, now) if self.fetch is None else self._fed_front(self.fetch, rows, now)
-        ends = self.ends
-        while (free := self._ahead(now) - ends.copying) > 0:
+        ends, resting = self.ends, self._rests()
+        out: list[Send] = []
+        if not resting:
+            out += self._front(rows, now) if self.fetch is None else self._fed_front(self.fetch, rows, now)
+        while (free := (self._most if resting else self._ahead(now)) - ends.copying) > 0:
             span = ends.next_back(min(free, self.config.fetch_window))
             if span is None:
                 break
             if not ends.copying - self.groups(len(span)):
                 self.pace.back_since = now
             self.shared.asks("pages", span.start, span.stop, now)
+            self._asked[span.start, span.stop] = now, self._rows
             out.append(self._want(span.start, span.stop))
+        if resting and not ends.copying:  # nothing can be copied (any more)
+            out += self._front(rows, now)
         if ends.stuck and self.fetch is not None:
             for span in self.fetch.give_up():
                 ends.recompute_failed(span)
@@ -110,12 +122,26 @@ class IncomingMigration:
                 self.ends.recompute_failed(span)
             self.ends.inputs(())
 
+    def end_turn(self, span: range, now: int) -> None:
+        """Record how long pages took from their request on."""
+        asked, rows = self._asked.pop((span.start, span.stop), (now, -1))
+        if self.between_steps and rows >= 0:
+            self.pace.add_turn(now - asked, rows != self._rows or self.ends.recomputing > 0)
+
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _rests(self) -> bool:
+        """Return whether the front leaves the rest to the back, as its rows would hold up more than they bring."""
+        if not self.between_steps or not self.order.copy or self.fetch is not None:
+            return False
+        lo, hi = self.ends.gap
+        return self.pace.front_rests(self.groups(hi - lo) + self.ends.copying, self._most)
 
     def _front(self, rows: list[QueuedRow], now: int) -> list[Send]:
         ends = self.ends
         if not ends.recomputing and (span := ends.next_front(self._chunk())) is not None:
             self.pace.front_since = now
+            self._rows += 1
             start = self._start(span)
             rows.append(self._row(start, span.stop, self.order.tokens[start : span.stop], None, now))
         return []
@@ -183,6 +209,8 @@ class IncomingMigration:
     def _chunk(self) -> int:
         """Return how many tokens the front is assigned next (from token ids)."""
         lo, hi = self.ends.gap
+        if self.between_steps and self.order.copy and self.pace.front is None:
+            return self.spec.page_tokens  # holds the back up as little as possible
         return self.pace.chunk(hi - lo, self.config.recompute_chunk) if self.order.copy else self.config.recompute_chunk
 
     def _start(self, span: range) -> int:

@@ -220,6 +220,7 @@ class AgentLoop:
                 fetch_sets=self._agent.fetch_sets,
                 recompute_chunk=self._agent.recompute_chunk,
                 host_memory=self._agent.host_memory,
+                between_steps=self._agent.between_steps,
             ),
         )
 

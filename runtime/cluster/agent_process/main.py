@@ -148,6 +148,7 @@ def be(
         lacks=engine.lacks,
         looks_ahead=ahead,
         page_bytes=engine.page_bytes,
+        between_steps=not identity.settings.own_lane,
     )
     try:
         messenger = Messenger(identity.device, identity.incarnation, identity.bind, keys, context=context)

@@ -9,6 +9,13 @@
     turn      what such a wait takes beside the link: source and destination answer between two steps of their own
     inputs    time over the link of the hidden states that a page set is recomputed from; 0 if from token ids
 
+An agent that handles messages between its steps only (`between_steps`) takes no pages while a row of the front runs.
+It has `fetch_sets` page sets under way at once, k of which come during a row of r page sets. Then
+
+    T = min( P * copy + ceil(P / fetch_sets) * turn,  min over r of front(P * r / (r + k)) )
+
+and such an agent does what is faster (`pace.front_rests`).
+
 Recomputing a block needs its input for the whole context. At the start of a chain these are token ids. Elsewhere the
 preceding blocks run again, which is `upstream` and charged to the front; or the source sends hidden states that it
 cached, which is `inputs` and charged to the link. The front waits only for the inputs of its first chunk.
@@ -40,6 +47,7 @@ class Costs:
         inputs_group: Seconds that the cached inputs of a page set take over the link.
         copy_turn: Seconds of a turn of the back.
         fetch_sets: Most page sets of a turn.
+        between_steps: Whether pages are taken between rows of the front only.
     """
 
     page_tokens: int
@@ -50,6 +58,7 @@ class Costs:
     inputs_group: float = 0.0
     copy_turn: float = 0.0
     fetch_sets: int = 8
+    between_steps: bool = False
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1 or self.chunk_tokens < 1 or not self.copy_group >= 0 or not self.inputs_group >= 0:
@@ -69,7 +78,7 @@ class Costs:
         """Return the seconds to copy `groups` page sets; 0 for none, even without a link."""
         if not groups:
             return 0.0
-        turns = copy_turns(groups, self.fetch_sets) * self.copy_turn if self.copy_turn else 0.0
+        turns = copy_turns(groups, self.fetch_sets, self.between_steps) * self.copy_turn if self.copy_turn else 0.0
         return groups * self.copy_group + turns
 
     def link(self, copied: int, recomputed: int) -> float:
@@ -96,6 +105,9 @@ def finish_time(tokens: int, costs: Costs, context: int = 0) -> Meeting:
         costs.inputs_group and costs.inputs_group >= costs.copy_group
     ):  # recomputing a page set would occupy the link longer than copying it
         return Meeting(costs.back(total), 0, 0)
+    if costs.between_steps and costs.recompute is not None and costs.copy_group < math.inf:
+        rows = (_rounds(tokens, costs, context, row) for row in range(1, min(costs.chunk_groups, total) + 1))
+        return min((Meeting(costs.back(total), 0, 0), *rows), key=lambda each: each.seconds)
     # Advance the front by chunks, while it would reach the end of the chunk before the back.
     reached, done = 0, min(costs.chunk_groups, total) * costs.inputs_group
     while reached < total:
@@ -110,6 +122,19 @@ def finish_time(tokens: int, costs: Costs, context: int = 0) -> Meeting:
         for place in range(reached, min(reached + costs.chunk_groups, total) + 1)
     )
     return Meeting(best[0], best[1], min(best[1] * costs.page_tokens, tokens))
+
+
+def _rounds(tokens: int, costs: Costs, context: int, row: int) -> Meeting:
+    """Return the time of both ends, where pages are taken between rows of so many page sets."""
+    total = -(-tokens // costs.page_tokens)
+    turn = costs.fetch_sets * costs.copy_group + costs.copy_turn
+    seconds, front, copied = 0.0, 0, 0.0
+    while front + copied < total:
+        ahead = min(front + row, total - int(copied))
+        took = _chunk(front, ahead, tokens, costs, context)
+        copied += min(1.0, took / turn if turn else 1.0) * costs.fetch_sets
+        seconds, front = seconds + took, ahead
+    return Meeting(seconds, front, min(front * costs.page_tokens, tokens))
 
 
 def _chunk(first: int, last: int, tokens: int, costs: Costs, context: int) -> float:

@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+#: What is left of the pace of a front that has rested, after a migration.
+_STALE_FRONT = 0.98
+#: What is left of the time of a turn while the front rests, after each turn while it works.
+_STALE_TURN = 0.97
+
 
 @dataclass(slots=True)
 class MigrationPace:
@@ -18,12 +23,39 @@ class MigrationPace:
     Fields:
         front, back: Latest time per page set in ns; None before the first.
         front_since, back_since: When each began its current work (the back: its oldest outstanding fetch).
+        turn: Time in ns from a request of the back to its pages while the front rests, averaged; None before the first.
     """
 
     front: float | None = None
     back: float | None = None
     front_since: int = 0
     back_since: int = 0
+    turn: float | None = None
+
+    def add_turn(self, took: int, held_up: bool) -> None:
+        """Add the time of a turn of the back; `held_up`: a row of the front ran meanwhile.
+
+        A single stall counts little. While the front works, what is known of turns without it counts a little less
+        after each, so that they are tried again.
+        """
+        if held_up:
+            self.turn = None if self.turn is None else _STALE_TURN * self.turn
+        else:
+            self.turn = float(took) if self.turn is None else 0.75 * self.turn + 0.25 * min(took, 2 * self.turn)
+
+    def front_rests(self, left: int, most: int) -> bool:
+        """Return whether the back alone is faster, where pages that arrive wait for the end of a row of the front.
+
+        A row takes `front` and brings a page set and those under way; meanwhile the back alone would have brought
+        front / turn times those under way. Before a turn of the back alone is known the front rests, too.
+
+        Args:
+            left: Page sets that are not here yet.
+            most: Page sets that the back has under way at once.
+        """
+        if self.turn is None or self.front is None:
+            return self.turn is None
+        return self.front * min(left, most) > self.turn * min(left, most + 1)
 
     def ahead(self, groups: int, most: int) -> int:
         """Return the page sets that the back may have under way, with `groups` left for both ends.
@@ -47,11 +79,14 @@ class MigrationPace:
 
 
 @lru_cache(maxsize=4096)
-def copy_turns(groups: int, most: int) -> int:
+def copy_turns(groups: int, most: int, alone: bool = False) -> int:
     """Return how many answers the back waits for, one after another, until `groups` page sets are copied.
 
-    As in `MigrationPace.ahead` it has half of what is left for it under way at once, at most `most` page sets.
+    As in `MigrationPace.ahead` it has half of what is left for it under way at once, at most `most` page sets; `alone`,
+    while the front rests, as many as it may.
     """
+    if alone:
+        return -(-groups // most)
     turns = 0
     while groups > 0:
         groups -= max(1, min(most, groups // 2))
@@ -64,16 +99,22 @@ class PaceMemory:
 
     def __init__(self, most: int = 256) -> None:
         self._most = most
-        self._paces: OrderedDict[tuple[str, str], tuple[float | None, float | None]] = OrderedDict()
+        self._paces: OrderedDict[tuple[str, str], MigrationPace] = OrderedDict()
 
     def begin(self, stage: str, source: str) -> MigrationPace:
         """Return the pace that a migration begins with."""
-        front, back = self._paces.get((stage, source), (None, None))
-        return MigrationPace(front, back)
+        known = self._paces.get((stage, source))
+        return MigrationPace() if known is None else MigrationPace(known.front, known.back, turn=known.turn)
 
     def end(self, stage: str, source: str, pace: MigrationPace) -> None:
-        """Keep the pace that a migration has ended with."""
-        self._paces[stage, source] = pace.front, pace.back
+        """Keep the pace that a migration has ended with.
+
+        That of a front that has rested all the time counts a little less after each, so that it is tried again.
+        """
+        front, rested = pace.front, pace.turn is not None and not pace.front_since
+        if front is not None and rested:
+            front *= _STALE_FRONT
+        self._paces[stage, source] = MigrationPace(front, pace.back, turn=pace.turn)
         self._paces.move_to_end((stage, source))
         if len(self._paces) > self._most:
             self._paces.popitem(last=False)

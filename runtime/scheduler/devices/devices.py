@@ -57,6 +57,7 @@ class DeviceFacts:
         recompute_chunk: Tokens that a migration to it recomputes at a time.
         host_memory: Bytes of host memory for K and V of sequences that give way, shared with weights that wait.
         copies_beside: Whether K and V are copied there and back while steps run.
+        between_steps: Whether its agent handles messages between its steps only.
     """
 
     server: str = ""
@@ -67,6 +68,7 @@ class DeviceFacts:
     recompute_chunk: int = 64
     host_memory: int = 0
     copies_beside: bool = False
+    between_steps: bool = False
 
 
 @dataclass(slots=True)
@@ -366,6 +368,7 @@ class Devices:
             ready.recompute_chunk,
             ready.host_memory,
             ready.copies_beside,
+            ready.between_steps,
         )
         made = Device(ready.device, facts, _pages_of(ready), Plan(ready.weights))
         if known is not None:

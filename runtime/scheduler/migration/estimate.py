@@ -38,7 +38,13 @@ def move_seconds(
     again = _recompute_seconds(state, blocks, assume=not copy) if recompute else None
     there = state.devices[target].facts
     return state.times.move_seconds(
-        sequence.computed, width, there.recompute_chunk, nbytes if copy else None, again, there.fetch_sets
+        sequence.computed,
+        width,
+        there.recompute_chunk,
+        nbytes if copy else None,
+        again,
+        there.fetch_sets,
+        there.between_steps,
     )
 
 
@@ -51,7 +57,7 @@ def record_move(state: ClusterState, move: Migration, event: MigrationReady, now
     if event.nbytes and event.copying:
         width = move.sequence.spec.page_tokens
         copied = sum(-(-hi // width) - lo // width for lo, hi in event.copied)
-        times.add_copy(copy_turns(copied, there.fetch_sets), event.nbytes, event.copying / 1e9)
+        times.add_copy(copy_turns(copied, there.fetch_sets, there.between_steps), event.nbytes, event.copying / 1e9)
     if event.recomputed and event.recomputing and not event.activation_bytes:
         chunks = [min(chunk, hi - at) for lo, hi in event.recomputed for at in range(lo, hi, chunk)]
         weights = _weights(state, move.chain.blocks(move.part.lo, move.part.hi))

@@ -102,6 +102,7 @@ class MeasuredTimes:
         set_bytes: float | None,
         recompute: ChunkSeconds | None,
         fetch_sets: int = 8,
+        between_steps: bool = False,
     ) -> float:
         """Return the time until K and V of `tokens` tokens are at another device (BL-16).
 
@@ -111,12 +112,20 @@ class MeasuredTimes:
             set_bytes: Bytes of a page set on the link; None: nothing is copied.
             recompute: Time of a chunk at the destination; None: nothing is recomputed.
             fetch_sets: Page sets that the destination has under way at once.
+            between_steps: Whether it takes pages between its steps only.
         """
         turn, rate = self._copy.coefficients
         copy = math.inf if set_bytes is None else rate * set_bytes
-        return finish_time(
-            tokens, Costs(page_tokens, chunk, recompute, copy, copy_turn=turn, fetch_sets=fetch_sets)
-        ).seconds
+        costs = Costs(
+            page_tokens,
+            chunk,
+            recompute,
+            copy,
+            copy_turn=turn,
+            fetch_sets=fetch_sets,
+            between_steps=between_steps,
+        )
+        return finish_time(tokens, costs).seconds
 
     @property
     def knows_recompute(self) -> bool:

@@ -177,6 +177,9 @@ def test_moves_of_each_kind(three: tuple[ClusterDriver, Any, ListTrace], answers
             assert eventually(moved, SOON)
     assert load.wrong == [] and load.done
     assert driver.view.moves().committed > before.committed
+    between = []
+    on_scheduler(driver, lambda scheduler, _: between.extend(each.facts.between_steps for each in scheduler.devices))
+    assert between and all(between), "what a move is expected to take depends on it"
     assert eventually(lambda: at_rest(driver))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from runtime.agent.sequences.page_tables import SequencePageTables
@@ -128,3 +130,34 @@ def test_turns_of_both_agents_count_for_the_back_alone() -> None:
     assert seconds(16, 0.1) == pytest.approx(turn + 1.0, rel=0.01)  # 12 tokens in front meanwhile, in 1.2 s
     assert seconds(64, None) == pytest.approx(5 * turn + 16.0, rel=0.01)  # 8, 4, 2, 1 and 1 page sets
     assert seconds(64, None, sets=1) == pytest.approx(16 * turn + 16.0, rel=0.01)
+
+
+def test_rows_of_the_front_hold_the_back_up_on_agents_that_handle_messages_between_steps() -> None:
+    links = (LinkProfile("host", "process", Line((1.0, 1e6), (0.02, 0.021))),)
+    times = MeasuredTimes(ControlConfig(), DeviceProfile("", (), links), TraceEvents(None, ""))
+
+    def seconds(row: float, between: bool) -> float:
+        return times.move_seconds(1600, 16, 64, 1e6, lambda context, chunk: row * chunk / 16, 8, between)
+
+    assert seconds(0.04, True) == pytest.approx(13 * 0.02 + 100 * 0.001, rel=0.01)  # the back alone: 13 turns of 8
+    assert seconds(0.04, False) == pytest.approx(0.391, rel=0.01)  # other turns, and both ends at once
+    assert seconds(0.002, True) < 0.5 * seconds(0.04, True)  # rows that are worth their wait
+
+
+def test_the_estimate_of_a_move_knows_how_its_destination_handles_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = VirtualCluster([M], devices=2, pages=4096, config=ClusterConfig(devices=2))
+    cluster.ask(request("a", [each % 97 for each in range(200)], max_tokens=16))
+    while not cluster.told["a"].tokens:
+        cluster.run_one()
+    sequence = cluster.scheduler.sequences["a"]
+    sequence.hold(True)
+    while sequence.flying:
+        cluster.run_one()
+    (source,) = sequence.place.devices
+    target = cluster.scheduler.devices["d1" if source == "d0" else "d0"]
+    target.facts = replace(target.facts, between_steps=True)
+    seen: list[tuple[object, ...]] = []
+    monkeypatch.setattr(cluster.scheduler.times, "move_seconds", lambda *given: seen.append(given) or 0.1)
+    while cluster.migrate("a", range(1), target.name) is not None:
+        cluster.run_one()
+    assert seen[-1][-1] is True
