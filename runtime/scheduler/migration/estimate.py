@@ -1,7 +1,8 @@
 """Estimate how long K and V of a sequence take to another device, and learn from how long they took (BL-16).
 
 The back of the context is copied at the measured rate of earlier moves; the front is recomputed as fast as the profile
-of the blocks says, or else as earlier moves did. Before either is known nothing is expected of recomputing.
+of the blocks says, or else as earlier moves did. Before either is known nothing is expected of recomputing. Order and
+answer take as long as those of earlier moves.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def record_move(state: ClusterState, move: Migration, event: MigrationReady, now
         chunks = [min(chunk, hi - at) for lo, hi in event.recomputed for at in range(lo, hi, chunk)]
         weights = _weights(state, move.chain.blocks(move.part.lo, move.part.hi))
         times.add_recompute(chunks, weights, event.recomputing / 1e9)
-    times.add_move(now, move.estimate, (now - move.began) / 1e9)
+    times.add_move(now, move.estimate, (now - move.began) / 1e9, max(event.copying, event.recomputing) / 1e9)
 
 
 def _recompute_seconds(state: ClusterState, blocks: Sequence[str], assume: bool) -> ChunkSeconds | None:

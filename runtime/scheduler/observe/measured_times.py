@@ -2,7 +2,7 @@
 
     hop     a row's hidden states from one device to another that waits for them      (server boundary, bytes)
     load    a stage, by the tier that its bytes come from (`load_times`)
-    move    K and V of a sequence, copied from the back and recomputed from the front (BL-16)
+    move    its order and answer, and K and V of a sequence, copied from the back and recomputed from the front (BL-16)
 
 Each is a `policy.measured_cost.MeasuredCost`. Until there are outcomes, the links and loading times of `zoo profile`
 hold, or else `ControlConfig.bandwidth` and `crossing_us`. Every estimate is kept beside its outcome, the latest
@@ -69,6 +69,7 @@ class MeasuredTimes:
         self.loads = LoadTimes(() if profile is None else profile.blocks, config.bandwidth)
         self._copy = MeasuredCost(copies)
         self._recompute = MeasuredCost([((1.0, _RECOMPUTE), 1.0)])
+        self._order = MeasuredCost([((1.0,), 0.0)])
         self._outcomes: dict[Kind, deque[EstimateOutcome]] = {kind: deque(maxlen=_KEPT) for kind in KINDS}
 
     # -- hops ----------------------------------------------------------------------------------------------------------
@@ -125,7 +126,8 @@ class MeasuredTimes:
             fetch_sets=fetch_sets,
             between_steps=between_steps,
         )
-        return finish_time(tokens, costs).seconds
+        order = self._order.at((1.0,)) if self._order.count else 0.0
+        return order + finish_time(tokens, costs).seconds
 
     @property
     def knows_recompute(self) -> bool:
@@ -148,8 +150,12 @@ class MeasuredTimes:
         """Add the time that chunks of so many tokens took to be recomputed through `weights` bytes."""
         self._recompute.add((float(len(chunks)), float(weights) * sum(chunks)), seconds)
 
-    def add_move(self, now: int, estimate: float, seconds: float) -> None:
-        """Record how long a move took beside its estimate; its two ends are learned apart."""
+    def add_move(self, now: int, estimate: float, seconds: float, ends: float) -> None:
+        """Record how long a move took beside its estimate; `ends`: from its order's arrival to its last page.
+
+        The two ends are learned apart; what is left is the way of the order and of the answer.
+        """
+        self._order.add((1.0,), seconds - ends)
         self._add(now, "move", estimate, seconds)
 
     # -- outcomes ------------------------------------------------------------------------------------------------------

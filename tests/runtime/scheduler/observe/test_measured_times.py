@@ -84,11 +84,11 @@ def test_a_load_counts_its_own_work_not_its_place_in_the_queue() -> None:
     assert took == [5, 4, 11]
 
 
-def test_moves_are_known_after_a_few() -> None:
-    """The front recomputes 2.5 tokens per ms, the back copies 5: neither is what the scheduler assumes."""
+def moved(latency: int, **how: bool) -> list[tuple[float, float]]:
+    """Move twelve held sequences of 40 to 310 tokens: 2.5 tokens per ms are recomputed, 5 copied."""
     config = ClusterConfig(devices=2, control=ControlConfig(bandwidth=1e12))
     cluster = VirtualCluster(
-        [M], devices=2, pages=4096, config=config, latency=0, alpha=0, beta=400_000, page_bytes_per_ms=240.0,
+        [M], devices=2, pages=4096, config=config, latency=latency, alpha=0, beta=400_000, page_bytes_per_ms=240.0,
         agent_config=AgentConfig(recompute_chunk=256, fetch_window=1),
     )  # fmt: skip
     for number in range(12):
@@ -101,19 +101,30 @@ def test_moves_are_known_after_a_few() -> None:
         while sequence.flying:
             cluster.run_one()
         target = "d1" if "d0" in sequence.place.devices else "d0"
-        while cluster.migrate(name, range(1), target) is not None:
+        while cluster.migrate(name, range(1), target, **how) is not None:
             cluster.run_one()
         while name in cluster.scheduler.sequences:
             cluster.run_one()
     cluster.run()
     cluster.expect()
-    moves = outcomes(cluster, "move")
+    return outcomes(cluster, "move")
+
+
+def test_moves_are_known_after_a_few() -> None:
+    """What the ends take is not what the scheduler assumes."""
+    moves = moved(0)
     assert len(moves) >= 8
     assert moves[0][0] < moves[0][1] / 2, "what was assumed is far off: the test shows learning"
     longest = [measured for _, measured in moves[3::4]]  # each end begins at the pace that it had in the last move
     assert len(longest) == 3 and longest[-1] < 0.45 * longest[0]
     late = sorted(abs(estimate / measured - 1) for estimate, measured in moves[4:])
     assert late[len(late) // 2] < 0.15
+
+
+def test_the_way_of_an_order_and_its_answer_counts() -> None:
+    without, moves = moved(0, copy=False), moved(50 * MS, copy=False)
+    assert [measured for _, measured in moves] == pytest.approx([each + 0.1 for _, each in without])
+    assert all(estimate == pytest.approx(measured, rel=0.05) for estimate, measured in moves[4:])
 
 
 def test_turns_of_both_agents_count_for_the_back_alone() -> None:
