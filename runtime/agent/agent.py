@@ -25,7 +25,7 @@ is in its path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from runtime.agent.broadcast.bidding import HopBidding
 from runtime.agent.migration.activation_cache import ActivationCache
@@ -34,20 +34,19 @@ from runtime.agent.migration.source import answer
 from runtime.agent.sequences.host_copies import HostCopies
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.prompt_states import PromptStates
-from runtime.agent.sequences.sequence import Credit, QueuedRow, following
 from runtime.agent.sequences.table import SequenceTable
-from runtime.agent.speculation.hop import Alike, SpeculationResults, SpeculativeHop, same_bits
+from runtime.agent.speculation.hop import Alike, SpeculativeHop, same_bits
 from runtime.agent.stages.stages import StageTable
 from runtime.agent.steps.decode_batches import DecodeBatches
 from runtime.agent.steps.early_rows import EarlyRows
 from runtime.agent.steps.hop_times import HopTimes
 from runtime.agent.steps.inbound import rows_of_go, rows_of_pass
-from runtime.agent.steps.outbound import StepMessages, done_of, lost_of, onward
 from runtime.agent.steps.prompt_times import PromptTimes
-from runtime.agent.steps.queue import Lane, RowQueue, stands
+from runtime.agent.steps.queue import Lane, RowQueue
+from runtime.agent.steps.results import StepResults, report_lost
 from runtime.agent.steps.round_trips import RoundTrips
-from runtime.agent.steps.steps import StepPlanner, sampled_by_seq
-from runtime.chains import Array, Lack, StageResult, own
+from runtime.agent.steps.steps import StepPlanner
+from runtime.chains import Array, Lack, StageResult
 from runtime.config import AgentConfig
 from runtime.control.agent_io import (
     ActivationsVerified,
@@ -85,7 +84,7 @@ from runtime.messages import (
     UnloadStages,
 )
 from runtime.policy.batching.step import HopLimits
-from runtime.types import PageCounts, Sampled, StepPlan, StepResult
+from runtime.types import PageCounts, StepPlan, StepResult
 
 
 class Agent:
@@ -110,7 +109,6 @@ class Agent:
         strides: bool = False, looks_ahead: bool = False, page_bytes: int = 0, between_steps: bool = False,
     ) -> None:  # fmt: skip
         self.device = device
-        self._alike, self._ran = alike, ran
         self._config = config
         self._tables = SequencePageTables(page_capacity)
         self._kept, self._keeps = ActivationCache(config.activation_cache_bytes), config.activation_cache_bytes > 0
@@ -142,7 +140,7 @@ class Agent:
             self._states,
             copies="pages" in lacks,
         )
-        self._strides, self._looks_ahead = strides, looks_ahead
+        self._strides = strides
         self._steps = StepPlanner(
             self._tables,
             self._sequence_table,
@@ -153,8 +151,11 @@ class Agent:
             self._round_trips,
             looks_ahead,
         )
-        self._earned: list[QueuedRow] = []
-        self._busy = self._tokens = self._step_ended = 0
+        self._results = StepResults(
+            device, self._tables, self._sequence_table, self._shelf, self._queue, self._steps, self._batches,
+            self._round_trips, self._ahead, self._moves, self._bidding, self._kept, self._keeps,
+            self._prompt_times if self.host_memory else None, alike, ran, looks_ahead,
+        )  # fmt: skip
 
     @property
     def inputs(self) -> int:
@@ -256,140 +257,14 @@ class Agent:
         That is so for a persistent batch with a message built beforehand. `finish_step` has to be called right
         afterwards, and does not return this message again.
         """
-        plan, rows = self._steps.oldest_step("all")
-        told = result.result
-        if (self._bidding.used and self._bidding.waits) or told.step != plan.step or told.sampled or told.deferred:
-            return None
-        return self._batches.first(rows, result.outputs)
+        return self._results.first(result)
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]:
         """Record the result of the oldest step of a lane and return the commands that follow from it.
 
         Raises ValueError, and changes nothing, if the result does not answer the plan.
         """
-        plan, rows = self._steps.oldest_step(lane)
-        sampled = sampled_by_seq(plan, result.result)
-        self._steps.pop_step(lane)
-        self._busy += result.result.busy
-        if self._ran is not None:
-            self._ran(plan, result.result, now)
-        if lane != "ahead":
-            self._round_trips.end_step(now)
-        self._step_ended = now
-        self._tokens += plan.tokens
-        if result.result.deferred:
-            rows = self._put_off(rows, frozenset(result.result.deferred))
-        if result.saved:
-            self._save(rows, result.saved)
-        if self.host_memory:
-            self._prompt_times.record_step(rows, result.result.busy)
-        if self._batches.already_sent(rows):
-            self._all_through(rows, now)
-            return [*self._bids(), *self._parted()]
-        batch = self._batches.number_of_running(rows)
-        together = None if self._keeps else self._together(rows, result, sampled, batch, now)
-        if together is not None:
-            self._all_through(rows, now)
-            return [together, *self._bids(), *self._parted()]
-        told, judged = StepMessages(self.device), SpeculationResults(self.device, self._alike)
-        out: list[AgentCommand] = []
-        fill, keeps = self._tables.fill, self._keeps
-        for each in rows:
-            if each.move:
-                out += self._moves.finish_row(each, now)
-                self._queue.rows += self._moves.take_rows()
-                continue
-            fill(each.name, each.tokens + each.steps - 1)
-            if each.part:
-                told.part(each, result.result.prompt_logprobs)
-            elif each.sequence.here:
-                if keeps and each.array is not None and not each.shadow:
-                    self._kept.store_span(
-                        each.sequence.seq, each.sequence.path[each.hop].lo, each.start, own(each.array)
-                    )
-                if each.credit is None or self._earns(each, each.credit, sampled[each.name], plan.step, now):
-                    self._through(each, result.outputs, told, judged, now)
-        self._steps.settle(rows)
-        if self._earned:
-            self._queue.ahead(self._earned)
-            self._earned = []
-        if not keeps:
-            self._batches.end_step(rows, self._shelf.blocks)
-        return [
-            *out,
-            *told.commands(sampled, result.result.prompt_logprobs, batch, now),
-            *judged.drain_messages(),
-            *self._bids(),
-            *self._parted(),
-        ]
-
-    def _save(self, rows: Sequence[QueuedRow], saved: Mapping[str, Mapping[int, Array]]) -> None:
-        """Save the hidden states that rows returned for their prompts (UN-15)."""
-        for each in rows:
-            if each.sequence.saving is not None and each.name in saved and each.sequence.here:
-                each.sequence.saving.returned(each.start, saved[each.name])
-
-    def _together(
-        self, rows: Sequence[QueuedRow], result: StageResult, sampled: Mapping[str, Sampled], batch: int, now: int
-    ) -> Send | None:
-        """Return one message with the results of all rows if they have one receiver and no other results."""
-        if result.result.prompt_logprobs or result.result.deferred:
-            return None
-        return self._batches.results(rows, sampled) or onward(rows, result.outputs, batch, now)
-
-    def _put_off(self, rows: Sequence[QueuedRow], deferred: Collection[str]) -> list[QueuedRow]:
-        """Put the rows that the engine deferred back at the head of the queue; return the rows that have run."""
-        off = [each for each in rows if each.name in deferred]
-        self._queue.put_back(off)
-        self._steps.settle(off)
-        self._tokens -= sum(each.tokens for each in off)
-        return [each for each in rows if each.name not in deferred]
-
-    def _earns(self, row: QueuedRow, credit: Credit, sampled: Sampled, step: int, now: int) -> bool:
-        """Record a token decoded on credit; return whether the device reports to the scheduler now.
-
-        Otherwise the sequence decodes on here, unless its credit has been cancelled.
-        """
-        if credit.over:
-            return False
-        if not credit.add_token(sampled, row.generated + 1):
-            return True
-        if not self._looks_ahead:
-            self._earned.append(following(row, 0, now))
-            self._earned[-1].ids = (sampled.token,)
-            return False
-        for each in (*self._queue.rows, *self._steps.running()):
-            if each.awaits == step and each.credit is credit:
-                each.ids, each.awaits = (sampled.token,), 0
-        return False
-
-    def _all_through(self, rows: Sequence[QueuedRow], now: int) -> None:
-        """Record that all rows of a step have run and go on, or end, together."""
-        fill, trips = self._tables.fill, self._round_trips
-        for each in rows:
-            fill(each.name, each.tokens + each.steps - 1)
-            if trips.records_departures:
-                trips.leaves(each, self.device, now)
-        self._steps.settle(rows)
-        self._batches.end_step(rows, self._shelf.blocks)
-
-    def _through(
-        self, row: QueuedRow, outputs: Mapping[str, Array], told: StepMessages, judged: SpeculationResults, now: int
-    ) -> None:
-        """Record that a row has run, and add it to the messages: to its next hop, or to the scheduler at its last hop.
-
-        A row that a later one has superseded is dropped.
-        """
-        if row.attempt and row.sequence.superseded(row.hop, row.attempt, row.start):
-            return
-        if row.hop + 1 == len(row.sequence.path):
-            told.ends(row)
-        else:
-            output = outputs[row.name]
-            going = self._onward(row, output, judged) if row.attempt else row
-            if going is not None and not (going.sequence.offers and self._bidding.offers(going, output)):
-                told.goes_on(going, output)
-        self._round_trips.leaves(row, self.device, now)
+        return [*self._results.finish(result, now, lane), *self._bids(), *self._parted()]
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False) -> list[AgentCommand]:
         """Report the rows of the oldest step of a lane as lost, because the engine failed on it.
@@ -400,57 +275,7 @@ class Agent:
         Args:
             retry: Whether only the step before it failed, so that the scheduler runs these rows again.
         """
-        plan, rows = self._steps.oldest_step(lane)
-        self._steps.pop_step(lane)
-        self._batches.clear()
-        self._tables.queue_releases([row.seq for row in plan.rows], plan.released)
-        self._steps.settle(rows)
-        out: list[AgentCommand] = self._earned_so_far(rows)
-        for each in rows:
-            out += self._moves.failed(each, reason, now) if each.move else []
-        self._ahead.failed([each for each in rows if each.shadow])
-        lost = self._report_lost([each for each in rows if not each.move and not each.shadow], reason, retry=retry)
-        for each in rows:
-            if each.credit is not None:
-                each.credit.over = True
-        return [*out, *lost, *self._uncopied(plan), *self._bids(), *self._parted()]
-
-    def _earned_so_far(self, rows: Sequence[QueuedRow]) -> list[AgentCommand]:
-        """Return the report of the tokens that rows got on credit before their step failed."""
-        last: dict[str, Sampled] = {}
-        for each in rows:
-            if each.credit is not None and not each.credit.over and each.credit.told and each.sequence.here:
-                last[each.name] = each.credit.told[-1]
-        out: list[AgentCommand] = []
-        if last:
-            told = [each for each in rows if each.name in last]
-            out.append(Send(SCHEDULER, done_of(self.device, told, last, {})))
-        return out
-
-    def _uncopied(self, plan: StepPlan) -> list[AgentCommand]:
-        """Report sequences lost if a failed step was to copy their shared prefix; it is not known whether it did.
-
-        Sequences with a row in that step are left out: `fail_step` reports them.
-        """
-        keys = {one.opened.request.seq for one in plan.copied} - {row.seq for row in plan.rows}
-        gone = (
-            [
-                sequence
-                for sequence in self._sequence_table.sequences.values()
-                if not keys.isdisjoint(sequence.keys.values())
-            ]
-            if keys
-            else []
-        )
-        if not gone:
-            return []
-        seqs, epochs = tuple(sequence.seq for sequence in gone), tuple(sequence.epoch for sequence in gone)
-        return [
-            Send(
-                SCHEDULER,
-                RowsLost(self.device, seqs, epochs, "the step in which its beginning was to be copied failed", True),
-            )
-        ]
+        return [*self._results.fail(reason, now, lane, retry), *self._bids(), *self._parted()]
 
     def starved(self, now: int) -> list[AgentCommand]:
         """Report rows as lost that have waited for pages longer than the page timeout. Call it from time to time."""
@@ -458,7 +283,8 @@ class Agent:
         late = self._queue.starved(since)
         self._early.expire(now)
         self._copies.lost += self._copies.overdue(since)
-        lost = self._report_lost(late, f"no pages for its next tokens on {self.device}", retry=True)
+        why = f"no pages for its next tokens on {self.device}"
+        lost = report_lost(self.device, self._tables, late, why, retry=True)
         return [*lost, *self._lost_copies(), *self._bids()]
 
     # -- inspection ----------------------------------------------------------------------------------------------------
@@ -471,8 +297,8 @@ class Agent:
             self.device,
             len(self._queue.rows),
             self._steps.number,
-            self._busy,
-            self._tokens,
+            self._results.busy,
+            self._results.tokens,
             self._tables.book.free,
             queues,
             prompt_tokens=sum(each.tokens for each in self._queue.rows if each.tokens > 1),
@@ -603,7 +429,7 @@ class Agent:
         if came is None:
             came = rows_of_pass(rows, arrays, self.device, self._sequence_table.sequences, self._early, now)
             self._batches.arrived(rows, came)
-        if rows.sent > self._step_ended and came and came[0].hop and not self._steps.under_way:
+        if rows.sent > self._results.ended and came and came[0].hop and not self._steps.under_way:
             self._hop_times.record(came[0].sequence.path[came[0].hop - 1].device, rows, arrays, now)
         if self._copies.returns:
             came = self._copies.hold_rows(came)
@@ -631,18 +457,6 @@ class Agent:
             waiting = sum(each.tokens for each in self._queue.rows)
             out += self._bidding.bids(self._config.max_num_batched_tokens - waiting if waiting else None)
         return out
-
-    def _onward(self, row: QueuedRow, output: Array, judged: SpeculationResults) -> QueuedRow | None:
-        """Return the row to send to the next hop after a row of a speculated sequence has run, or None."""
-        if row.shadow:
-            return self._ahead.predicted(row, output, [*self._steps.running(), *self._queue.rows])
-        return None if judged.judge(row, output) else row
-
-    def _report_lost(self, rows: Iterable[QueuedRow], reason: str, *, retry: bool) -> list[AgentCommand]:
-        gone = [each for each in rows if stands(each, self._tables)]
-        if not gone:
-            return []
-        return [Send(SCHEDULER, lost_of(self.device, gone, reason, retry=retry))]
 
     # -- inside: stages and migrations ---------------------------------------------------------------------------------
 
@@ -695,4 +509,4 @@ class Agent:
         unloading = self._shelf.unloading
         waits = unloading.stages or unloading.later  # attributes: nothing is called where nothing waits
         due: list[AgentCommand] = [*unloading.due(not self._steps.under_way)] if waits else []
-        return [*self._after_release(self._step_ended), *due] if self._copies.returns else due
+        return [*self._after_release(self._results.ended), *due] if self._copies.returns else due
