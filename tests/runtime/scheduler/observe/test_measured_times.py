@@ -169,6 +169,12 @@ def test_the_estimate_of_a_move_knows_how_its_destination_handles_messages(monke
     target.facts = replace(target.facts, between_steps=True)
     seen: list[tuple[object, ...]] = []
     monkeypatch.setattr(cluster.scheduler.times, "move_seconds", lambda *given: seen.append(given) or 0.1)
-    while cluster.migrate("a", range(1), target.name) is not None:
+    copies: list[tuple[float, ...]] = []
+    monkeypatch.setattr(cluster.scheduler.times, "add_copy", lambda *given: copies.append(given))
+    while cluster.migrate("a", range(1), target.name, recompute=False) is not None:
         cluster.run_one()
     assert seen[-1][-1] is True
+    sets, most = -(-sequence.computed // 4), target.facts.fetch_sets
+    while not copies:
+        cluster.run_one()
+    assert copies[0][0] == -(-sets // most), "as many turns as the back alone takes"
