@@ -70,6 +70,16 @@ def test_what_is_loaded_goes_before_what_is_not_unless_it_has_more_to_do_than_lo
     assert totals(load=0.1)["busy"] > totals(load=0.1)["cold"]
 
 
+def test_a_block_that_is_not_there_waits_for_the_loads_under_way_of_its_device() -> None:
+    chain = counting_model("m", "1 2*").chain()
+    block, times = chain.uses[0].block, measured_times()
+    estimates = LatencyEstimates({block: profile(block)}, times, 64)
+    candidates = [(device("loads", warm=()), device("rests", warm=()))]
+    times.loads.begin("loads", Stage("other", 0, 2), {"a": 100}, 0, ())
+    found = estimates.table(chain, candidates, 1)[0]
+    assert found["loads"].load - found["rests"].load == pytest.approx(5.0, rel=0.1)
+
+
 def test_a_load_waits_for_those_under_way_and_brings_nothing_twice() -> None:
     times = measured_times()
     stage = Stage("m", 0, 2)
