@@ -336,6 +336,7 @@ def test_a_process_stands_by_until_it_is_told_who_it_is_and_works(end: End, tmp_
         one = request("s", 3, 1, 4)
         provide(end, path)
         opened(end, one, path)
+        child.send_signal(signal.SIGINT)  # a terminal's Ctrl-C is the parent's to handle
         tokens = [3, 1, 4]
         decode(end, one, path, 8, tokens)
         assert tokens[3:] == expected(MODEL, one.prompt, GREEDY)
