@@ -147,9 +147,10 @@ def test_no_chain_is_brought_where_its_longest_sequences_do_not_fit(monkeypatch:
     assert not cluster.trace.named("placement.move") and len(cluster.told["long"].tokens) == 40
 
 
-def test_rows_are_counted_by_periods_though_nothing_is_rearranged() -> None:
+@pytest.mark.parametrize("switch", ["rearranging", "locality"])
+def test_rows_are_counted_by_periods_though_nothing_is_rearranged(switch: str) -> None:
     """New instances are placed near the blocks they exchange rows with, by the same counts."""
-    cluster = two_servers(replace(CONTROL, rearranging=False))
+    cluster = two_servers(replace(CONTROL, **{switch: False}))
     cluster.ticks(4 * MS, 200 * MS)
     ask(cluster, "a", 0, 160)
     cluster.run()
