@@ -192,6 +192,7 @@ def _groups(queue: Mapping[str, Any]) -> Table:
     for each in queue["groups"][:_ROWS]:
         late = " !" if each["first_end"] > each["due"] else ""
         slo = "-" if each["slo_ms"] is None else f"{each['slo_ms']} ms"
+        slo = slo if each["ttft_slo_ms"] is None else f"first {each['ttft_slo_ms']} ms"
         times = (f"{each[name]:.1f} s" for name in ("due", "first_end", "last_end"))
         table.add_row(
             each["model"], cells.get(each["id"], "-"), slo, str(each["priority"]), str(each["waiting"]) + late, *times

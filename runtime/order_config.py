@@ -20,13 +20,15 @@ class OrderConfig:
     """Configure the order of sequences by deadline.
 
     Fields:
-        soft_deadline_ms: Deadline of a request without `slo_ms`, from its arrival.
+        soft_deadline_ms: Deadline of a request without `slo_ms` and `ttft_slo_ms`, from its arrival.
         evict: Whether running sequences give way to urgent ones (`qlm`).
         cap_batches: Whether rows that can wait are left out of steps that would be too long for an urgent sequence that
             runs (`qlm`).
         strict: Whether a sequence that does not fit holds back all later ones that need its devices (`edf`), as with
             `fcfs`: the baseline of the paper.
         cells: Whether each serving cell has a virtual queue of its own (`qlm`; QL-04), or one for all.
+        slo_classes: Whether requests of nearly the same `slo_ms` may be in one group (`policy.slo.objectives`), or only
+            those of the same.
         group_batches: Most requests of a group, as a multiple of the mean number that run (QL-03; the paper's delta).
         plan_alpha: Probability with which a planned group is to be on time.
         plan_rounds: Moves that the search for a plan tries; 0: groups are only inserted.
@@ -42,6 +44,7 @@ class OrderConfig:
     evict: bool = True
     cap_batches: bool = True
     strict: bool = False
+    slo_classes: bool = True
     group_batches: int = 4
     cells: bool = True
     plan_alpha: float = 0.95

@@ -59,6 +59,8 @@ class SequenceRequest:
 
     Fields:
         priority: Lower runs first, as in vLLM; equal priorities run in order of `arrival`.
+        slo_ms, ttft_slo_ms: Time from the arrival in which its whole answer, or its first token, is to be there; at
+            most one of the two.
         adaptive: Whether another chain may serve the request (BL-28).
         tenant: Isolation key; sequences of different tenants share no pages.
         output: Tokens that it produced before, on a server that is gone. It goes on as after a preemption: they run as
@@ -77,6 +79,7 @@ class SequenceRequest:
     arrival: int = 0
     tenant: str = ""
     output: tuple[int, ...] = ()
+    ttft_slo_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Measure forecasts of requests beside what they took, on the real engine under load (QL-14 to QL-16).
 
     python -m benchmarks.queue.forecasts STORE MODEL… [--mix narrow|wide|two]… [--requests 800] [--places 16]
-        [--prompt 48] [--wave 100] [--output FILE]
+        [--prompt 48] [--wave 100] [--outcomes FILE] [--output FILE]
 
 Requests arrive in waves, each when at most half of the last one still waits, so that the queue grows and shrinks. All
 have one SLO, so that they run in their order of arrival. How long an answer gets is not told to the server: its
@@ -15,16 +15,19 @@ out.
 - `shuffled`: the same with the forecasts of other requests: the negative control.
 - `oracle`: the same formula for the wait, told afterwards how long every answer gets and what a token took on average:
   what is missing there is due to the formula and to the times of steps, the rest to lengths that are not known before.
+
+`--outcomes`: every forecast with its outcome, as a line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -156,6 +159,7 @@ def main() -> None:
     parser.add_argument("--wave", type=int, default=100)
     parser.add_argument("--vocab", type=int, default=1000, help="prompt tokens are below")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--outcomes", type=Path)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     document: dict[str, Any] = {}
@@ -165,6 +169,9 @@ def main() -> None:
             options = ServeOptions(plan="edf", max_num_seqs=args.places, kv_cache_memory_bytes=1 << 30)
             with start_driver(zoo, options, choose(zoo, models)) as driver:
                 found = run(driver, models, args, mix)
+            if args.outcomes is not None:
+                with args.outcomes.open("a") as file:
+                    file.writelines(json.dumps({"mix": mix, **asdict(each)}) + "\n" for each in found)
             first = 3 * len(found) // 8
             kept = found[first:]
             document[mix] = {

@@ -43,6 +43,7 @@ FIELDS: Mapping[str, str] = {
     "return_token_ids": "Token ids of prompt and answer in the response.",
     "cache_salt": "Prompt prefixes are shared only among requests of the same salt.",
     "slo_ms": "Deadline in milliseconds, from the arrival to the end of the answer (--plan edf or qlm).",
+    "ttft_slo_ms": "The same to the first token, instead of `slo_ms`.",
     "adaptive": "Allows an approximation to answer, where the server has one: equivalent blocks (--min-equivalence), "
     "--serve-deltas, --speculation similarity.",
     "early_exit": "Leave the model behind so many layers (--early-exit).",
@@ -58,7 +59,7 @@ VLLM = (
     "return_token_ids",
     "cache_salt",
 )
-OURS = ("slo_ms", "adaptive", "early_exit")
+OURS = ("slo_ms", "ttft_slo_ms", "adaptive", "early_exit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,9 +97,11 @@ class AgentCounters:
     swapped_lost: int = _shown("blockzoo:swapped_lost", "Kept K and V that were dropped before they came back.")
     swapped_tokens: int = _shown("blockzoo:swapped_tokens", "Tokens that came back and were not computed again.")
     swapped_bytes: int = _shown("blockzoo:swapped_bytes", "Bytes of K and V that were copied to host memory.")
-    # Deadlines (`slo_ms`), and running sequences that gave way to urgent ones (QL-09).
-    slo_met: int = _shown("blockzoo:slo_met", "Sequences of requests with slo_ms that ended in time.")
-    slo_missed: int = _shown("blockzoo:slo_missed", "Sequences of requests with slo_ms that ended late, or failed.")
+    # Deadlines (`slo_ms`, `ttft_slo_ms`), and running sequences that gave way to urgent ones (QL-09).
+    slo_met: int = _shown("blockzoo:slo_met", "Sequences of requests with slo_ms or ttft_slo_ms that were in time.")
+    slo_missed: int = _shown(
+        "blockzoo:slo_missed", "Sequences of requests with slo_ms or ttft_slo_ms that were late, or failed."
+    )
     evictions: int = _shown("blockzoo:evictions", "Running sequences that gave way to urgent ones.")
     # Planned orders of groups (QL-17, QL-18).
     violations_foreseen: int = _shown(
@@ -126,6 +128,13 @@ class AgentCounters:
     saved_state_bytes: int = _shown("blockzoo:saved_state_bytes", "Bytes of hidden states of prompts that were saved.")
     dropped_state_bytes: int = _shown("blockzoo:dropped_state_bytes", "Bytes of saved hidden states that were dropped.")
     prefix_queries: int = _shown("vllm:prefix_cache_queries", "Tokens for which cached pages were looked up.")
+
+    def count_objective(self, met: bool) -> None:
+        """Count a sequence that was in time for what it had to be, or was not."""
+        if met:
+            self.slo_met += 1
+        else:
+            self.slo_missed += 1
 
     def shown(self) -> Iterator[tuple[str, str, float]]:
         """Yield (metric name, documentation, value in the metric's unit) for each counter that is a metric."""

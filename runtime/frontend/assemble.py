@@ -250,6 +250,8 @@ def _sequences(
     sampling: Sequence[SamplingParams],
     limits: Limits,
 ) -> tuple[SequenceRequest, ...]:
+    if body.slo_ms is not None and body.ttft_slo_ms is not None:
+        raise RequestError("a request has slo_ms or ttft_slo_ms, not both", param="ttft_slo_ms")
     n = body.n or 1
     if n > limits.max_choices:
         raise RequestError(f"n is {n}; at most {limits.max_choices} choices are served", param="n")
@@ -269,6 +271,7 @@ def _sequences(
             adaptive=bool(body.adaptive),
             arrival=receipt.arrival,
             tenant=_tenant(body.cache_salt),
+            ttft_slo_ms=body.ttft_slo_ms,
         )
         for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
         for choice in range(n)

@@ -74,6 +74,7 @@ class _Generation(_Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     # Block Zoo's own.
     slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    ttft_slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     adaptive: bool | None = None
     early_exit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 

@@ -1,7 +1,7 @@
 """Waiting requests by group: those that are alike for all that a plan decides (QL-03).
 
-A group is a chain, a priority, a deadline's length, and a class of prompts and answers. Its members run in their order
-of deadline, which is that of their arrival. Groups hold names and sums, no prompts.
+A group is a chain, a priority, a class of objectives, and one of prompts and answers. Its members run in their order of
+deadline. Groups hold names and sums, no prompts.
 
     key        16 groups at most, in their members' order: each but the last of `size` members at most
     group      open: takes new members; started: a member has run, it takes none any more
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.policy.slo.lengths import AnswerClass
+from runtime.policy.slo.objectives import Objective
 
 #: Groups of one key; the last one has no limit of its members.
 _GROUPS = 16
@@ -31,13 +32,13 @@ class GroupKey(NamedTuple):
     """What the members of a group have in common.
 
     Fields:
-        slo_ms: None for requests without a deadline of their own.
+        objective: The shortest of its class; None for requests without a deadline of their own.
         chain: Version of the chain that they run on.
         late: Whether they cannot be on time any more.
     """
 
     priority: int
-    slo_ms: int | None
+    objective: Objective | None
     answers: AnswerClass
     chain: str = ""
     late: bool = False

@@ -16,6 +16,8 @@ from typing import NamedTuple
 _FADING = 0.998
 #: Most classes; the least recently used one is forgotten.
 _CLASSES = 4096
+#: Answers of a class from which its predictions count as learned.
+_ENOUGH = 16
 #: Growth of a bin's upper bound over that of the bin before.
 _GROWTH = 1.1
 
@@ -56,6 +58,7 @@ class _Histogram:
     """Weights of lengths by bin.
 
     Fields:
+        count: Answers so far.
         ends: For each bin with answers, in order: the bin, and the sums of weight, weight x length, weight x length^2
             over it and all longer ones; None while they have to be computed again.
     """
@@ -63,8 +66,10 @@ class _Histogram:
     weights: dict[int, float] = field(default_factory=dict)
     scale: float = 1.0
     ends: list[tuple[int, float, float, float]] | None = None
+    count: int = 0
 
     def add(self, length: int) -> None:
+        self.count += 1
         # Later lengths weigh more, instead of all earlier ones less.
         self.scale /= _FADING
         at = bisect_left(_EDGES, length)
@@ -121,6 +126,11 @@ class AnswerLengths:
         self.version += 1
         if len(self._classes) > _CLASSES:
             self._classes.popitem(last=False)
+
+    def known(self, key: AnswerClass) -> bool:
+        """Return whether there have been enough answers of a class to predict others by."""
+        histogram = self._classes.get(key)
+        return histogram is not None and histogram.count >= _ENOUGH
 
     def rest(self, key: AnswerClass, made: int, most: int) -> Rest:
         """Return what is still to come after `made` tokens, of at most `most` in all. O(log bins)."""

@@ -184,6 +184,8 @@ class DecodeLoop:
             return
         if not sequence.output:
             counters.prompt_tokens += len(sequence.request.prompt)
+            if (first_ms := sequence.request.ttft_slo_ms) is not None:
+                counters.count_objective(now <= sequence.request.arrival + first_ms * 1_000_000)
         fresh = sequence.computed + 1 - sequence.tokens  # more than one only with a decode credit
         sequence.phase = "decode"
         counters.generated_tokens += fresh

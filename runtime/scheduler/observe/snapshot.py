@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from runtime.chains import devices_of
+from runtime.policy.slo.objectives import Objective
 from runtime.scheduler.observe.measured_times import KINDS, Kind
 
 if TYPE_CHECKING:
@@ -133,16 +134,18 @@ class GroupPicture:
     """A group of waiting requests (QL-03). Times in seconds from now.
 
     Fields:
-        slo_ms: None for requests without a deadline of their own.
+        slo_ms, ttft_slo_ms: The shortest of the group's class; None for requests without such a deadline.
         waiting: Number of its members.
         due: Deadline of the first of them.
-        first_end, last_end: Forecasts of the ends of the first and the last of them.
+        first_end, last_end: Forecasts of the ends of the first and the last of them; of their first tokens, with
+            `ttft_slo_ms`.
     """
 
     id: str
     model: str
     priority: int
     slo_ms: int | None
+    ttft_slo_ms: int | None
     waiting: int
     due: float
     first_end: float
@@ -219,6 +222,10 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
     )
 
 
+def _ms(objective: Objective | None, first_token: bool) -> int | None:
+    return objective.ms if objective is not None and objective.first_token == first_token else None
+
+
 def _queue(scheduler: Scheduler) -> QueuePicture | None:
     order = scheduler.order
     if order is None:
@@ -229,7 +236,8 @@ def _queue(scheduler: Scheduler) -> QueuePicture | None:
             id=str(each.id),
             model=each.key.answers.model,
             priority=each.key.priority,
-            slo_ms=each.key.slo_ms,
+            slo_ms=_ms(each.key.objective, first_token=False),
+            ttft_slo_ms=_ms(each.key.objective, first_token=True),
             waiting=each.waiting,
             due=(each.due - order.now) / 1e9,
             first_end=(each.first - order.now) / 1e9,

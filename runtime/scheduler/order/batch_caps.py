@@ -15,6 +15,7 @@ from runtime.messages import RowsDone
 from runtime.policy.slo.batch_cap import BatchCap, Claim, cap_batch
 from runtime.policy.slo.step_times import StepTimes
 from runtime.scheduler.order.deadlines import DeadlineOrder
+from runtime.scheduler.order.forecasts import objective_for
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
@@ -75,7 +76,7 @@ class BatchCaps:
 
     def _cap(self, device: str, known: _DeviceSteps, now: int) -> BatchCap:
         here = self._state.devices[device].passing.here.values()
-        if not known.times.known or not any(each.request.slo_ms is not None for each in here):
+        if not known.times.known or not any(objective_for(each) is not None for each in here):
             return BatchCap()
         claims = [self._claim(each) for each in here if each.waits.paused is None and not each.waits.doomed]
         return cap_batch(claims, known.times.at, known.times.excess, now)
@@ -83,9 +84,9 @@ class BatchCaps:
     def _claim(self, each: ScheduledSequence) -> Claim:
         left = each.tokens - each.computed
         context = self._order.context(each, left) if each.phase != "decode" else 0
-        limits = each.request.slo_ms is not None
-        due = max(each.rank.order, self._order.due(each.request))
-        return Claim(each.seq, due, self._order.forecasts.most_tokens(each), context, limits)
+        objective, due = objective_for(each), max(each.rank.order, self._order.due_of(each))
+        steps = 1 if objective is not None and objective.first_token else self._order.forecasts.most_tokens(each)
+        return Claim(each.seq, due, steps, context, objective is not None)
 
     def _apply(self, before: frozenset[str], left_out: frozenset[str]) -> None:
         running = self._state.running
@@ -105,4 +106,4 @@ class BatchCaps:
 
     def _urgent(self, device: str) -> int:
         here = self._state.devices[device].passing.here
-        return sum(each.request.slo_ms is not None for each in here.values())
+        return sum(objective_for(each) is not None for each in here.values())

@@ -6,8 +6,8 @@
     qlm    as edf; sequences that cannot be on time any more go behind those that can, and running sequences give way
            to urgent ones (`scheduler.order.evictions`)
 
-A deadline is the arrival plus the request's `slo_ms`; one without `slo_ms` gets a soft deadline, so that it is not
-overtaken for ever.
+A deadline is the arrival plus the request's `slo_ms`, or until its first token its `ttft_slo_ms`; one without gets a
+soft deadline, so that it is not overtaken for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.control.sequence import Rank
 from runtime.policy.slo.lengths import AnswerLengths
 from runtime.policy.slo.service_times import ServiceTimes
 from runtime.scheduler.admission.waiting_queue import WaitingQueue
-from runtime.scheduler.order.forecasts import Forecasts, answers_of
+from runtime.scheduler.order.forecasts import Forecasts, answers_of, objective_for
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.types import FinishReason, SequenceRequest
 
@@ -27,7 +27,7 @@ from runtime.types import FinishReason, SequenceRequest
 _LUCK = 0.75
 #: Weight of the latest sample in the mean number of running sequences.
 _LATEST = 0.05
-#: New deadline of a sequence that cannot be on time, as a multiple of its `slo_ms`.
+#: New deadline of a sequence that cannot be on time, as a multiple of its objective.
 _LATER = 10
 
 
@@ -51,7 +51,7 @@ class DeadlineOrder:
     def __init__(self, config: OrderConfig, places: int, outcome: Callable[[int, float, float], None]) -> None:
         self._soft = config.soft_deadline_ms * 1_000_000
         self._times, self._lengths = ServiceTimes(), AnswerLengths()
-        self.forecasts = Forecasts(self._times, self._lengths, self._soft, places, outcome)
+        self.forecasts = Forecasts(self._times, self._lengths, self._soft, places, outcome, config.slo_classes)
         self._batch = _Mean(places)
         self._size = config.group_batches
         self.plan = config.plan
@@ -61,8 +61,12 @@ class DeadlineOrder:
         self.now = 0
 
     def due(self, request: SequenceRequest) -> int:
-        """Return a request's deadline."""
-        return self.forecasts.due(request)
+        """Return a request's deadline when it arrives."""
+        return self.forecasts.due(request, bool(request.output))
+
+    def due_of(self, sequence: ScheduledSequence) -> int:
+        """Return the deadline of what a sequence still has to be in time for."""
+        return self.forecasts.due(sequence.request, bool(sequence.output))
 
     def rank(self, sequence: ScheduledSequence) -> tuple[int, ...]:
         """Return where a sequence stands among all."""
@@ -96,7 +100,12 @@ class DeadlineOrder:
         self.forecasts.record_start(sequence, now)
 
     def record_first_token(self, sequence: ScheduledSequence, now: int) -> None:
-        """Record the first token of a sequence since its latest start."""
+        """Record the first token of a sequence since its latest start.
+
+        Where that was what it had to be in time for, it goes on without a deadline of its own.
+        """
+        if sequence.request.ttft_slo_ms is not None:
+            sequence.rank = sequence.rank._replace(order=self.due_of(sequence))
         self._times.first_token(sequence.seq, sequence.chain.model, len(sequence.output), now)
 
     def record_leave(self, sequence: ScheduledSequence, now: int) -> None:
@@ -127,13 +136,20 @@ class DeadlineOrder:
         return int(self.forecasts.anew(sequence).mean)
 
     def shortest(self, sequence: ScheduledSequence) -> int:
-        """Return a time in which it may end, if all goes well, and rows that can wait are left out of its steps."""
+        """Return a time in which it may be done, if all goes well, and rows that can wait are left out of its steps.
+
+        It is done with what it has to be in time for: its answer, or its first token.
+        """
+        if self._waits_only(sequence):
+            return int(_LUCK * self.context(sequence, sequence.tokens))
         service, token = self.forecasts.anew(sequence).mean, self._times.tokens(sequence.chain.model, 1)
         gain = token - min(self.quickest.values()) if self.quickest else 0.0
         return int(_LUCK * (service - max(gain, 0.0) * self._expected(sequence)))
 
     def longest(self, sequence: ScheduledSequence) -> int:
-        """Return an upper bound of the time from its next start to its end, which holds for 95 % of the answers."""
+        """Return an upper bound of the time from its next start until it is done, for 95 % of the answers."""
+        if self._waits_only(sequence):
+            return self.context(sequence, sequence.tokens)
         return self.forecasts.longest(sequence, anew=True)
 
     def rest(self, sequence: ScheduledSequence) -> int:
@@ -156,18 +172,22 @@ class DeadlineOrder:
     def _late_rank(self, sequence: ScheduledSequence, now: int) -> Rank | None:
         """Return the rank of a waiting sequence that cannot be on time any more; None for one that still can.
 
-        It goes on with a later deadline, behind those that can be on time, and before those without `slo_ms`.
+        It goes on with a later deadline, behind those that can be on time, and before those without an objective.
         """
-        request = sequence.request
-        group = self.forecasts.groups.group_of(sequence.seq)
+        group, objective = self.forecasts.groups.group_of(sequence.seq), objective_for(sequence)
         if (
             (group is not None and group.planned)
-            or sequence.rank.order != self.due(request)
+            or sequence.rank.order != self.due_of(sequence)
             or now + self.shortest(sequence) <= sequence.rank.order
         ):
             return None
-        later = self._soft if request.slo_ms is None else min(self._soft, _LATER * request.slo_ms * 1_000_000)
+        later = self._soft if objective is None else min(self._soft, _LATER * objective.ms * 1_000_000)
         return sequence.rank._replace(order=max(now, sequence.rank.order) + later)
+
+    @staticmethod
+    def _waits_only(sequence: ScheduledSequence) -> bool:
+        objective = objective_for(sequence)
+        return objective is not None and objective.first_token
 
     def _expected(self, sequence: ScheduledSequence) -> float:
         return self._lengths.expected(answers_of(sequence), len(sequence.output), sequence.request.sampling.max_tokens)

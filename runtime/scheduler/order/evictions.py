@@ -133,11 +133,11 @@ class Evictions:
     def _occupant(self, each: ScheduledSequence, urgent: ScheduledSequence, now: int) -> Occupant:
         request = each.request
         weights = dict(each.place.weights)
-        slack = self._order.due(request) - request.arrival
+        due = self._order.due_of(each)
         return Occupant(
             each.seq,
-            (request.priority, slack),
-            max(each.rank.order, self._order.due(request)),
+            (request.priority, due - request.arrival),
+            max(each.rank.order, due),
             self._order.rest(each),
             self._order.ends(each),
             self._order.service(each),

@@ -16,6 +16,8 @@ from runtime.policy.slo.bounds import OutcomeBounds
 from runtime.policy.slo.forecast import Forecast, Occupancy, forecast
 from runtime.policy.slo.groups import Group, GroupKey, Member
 from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
+from runtime.policy.slo.objectives import Objective, objective_of
+from runtime.policy.slo.objectives import class_of as class_of_objective
 from runtime.policy.slo.queues import VirtualQueues
 from runtime.policy.slo.service_times import ServiceTimes
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -54,7 +56,8 @@ class GroupForecast:
         cell: Name of the cell that it waits for; empty where there are none.
         waiting: Number of its members.
         due: Deadline of its first member, in ns of the driver's clock.
-        first, last: Forecasts of the ends of its first and last member, in ns of the driver's clock.
+        first, last: Forecasts of the ends of its first and last member, or of their first tokens if the deadlines are
+            for these, in ns of the driver's clock.
     """
 
     id: int
@@ -68,8 +71,11 @@ class GroupForecast:
 
 @dataclass(slots=True)
 class _Promise:
+    """A forecast that was made. `learned`: from answers of its class, so that its error tells those of others."""
+
     arrived: int
     forecast: Forecast
+    learned: bool
     started: int | None = None
 
 
@@ -79,13 +85,20 @@ def answers_of(sequence: ScheduledSequence) -> AnswerClass:
     return class_of(request.model, len(request.prompt), request.sampling.max_tokens)
 
 
+def objective_for(sequence: ScheduledSequence) -> Objective | None:
+    """Return what a sequence still has to be in time for."""
+    request = sequence.request
+    return objective_of(request.slo_ms, request.ttft_slo_ms, bool(sequence.output))
+
+
 class Forecasts:
     """Forecasts of one scheduler.
 
     Args:
-        soft: Time in ns in which a request without `slo_ms` is to end.
+        soft: Time in ns in which a request without an objective is to end.
         places: Sequences that may run in a cell at a time; fewer do where pages are short, which `limit` tells.
         outcome: Receives (now, forecast in seconds, measured seconds) of each request that ends.
+        by_class: Whether requests of nearly the same objective may be in one group.
     """
 
     def __init__(
@@ -95,11 +108,12 @@ class Forecasts:
         soft: int,
         places: int,
         outcome: Callable[[int, float, float], None],
+        by_class: bool = True,
     ) -> None:
         self._times, self._lengths, self._outcome = times, lengths, outcome
         self._most, self._places = places, dict[str, int]()
         self._running: dict[str, ScheduledSequence] = {}
-        self._soft = soft
+        self._soft, self._by_class = soft, by_class
         self._error = 0.0  # square of the relative error that variances of lengths do not explain
         self._bounds = OutcomeBounds()
         self._promises: dict[str, _Promise] = {}
@@ -143,7 +157,7 @@ class Forecasts:
         rests = [self.rest(each) for each in self._here(own.cell)]
         error, sigmas = self._error**0.5, self._bounds.sigmas
         made = forecast(rests, waiting, self.rest(sequence), self.places(own.cell), error, sigmas)
-        self._promises[sequence.seq] = _Promise(now, made)
+        self._promises[sequence.seq] = _Promise(now, made, self._lengths.known(own.key.answers))
         return made
 
     def record_start(self, sequence: ScheduledSequence, now: int) -> None:
@@ -167,13 +181,15 @@ class Forecasts:
             outcome = ForecastOutcome(sequence.seq, promise.arrived, tokens, promise.forecast, waited, took)
             self.outcomes.append(outcome)
             self._outcome(now, promise.forecast.end / 1e9, took / 1e9)
-            self._learn(promise.forecast, took)
+            if promise.learned:
+                self._learn(promise.forecast, took)
 
     # -- order ---------------------------------------------------------------------------------------------------------
 
-    def due(self, request: SequenceRequest) -> int:
-        """Return a request's deadline."""
-        return request.arrival + (self._soft if request.slo_ms is None else request.slo_ms * 1_000_000)
+    def due(self, request: SequenceRequest, begun: bool) -> int:
+        """Return a request's deadline. `begun`: its first token is there."""
+        objective = objective_of(request.slo_ms, request.ttft_slo_ms, begun)
+        return request.arrival + (self._soft if objective is None else objective.ms * 1_000_000)
 
     def rank(self, sequence: ScheduledSequence) -> tuple[int, ...]:
         """Return where a sequence stands among all: by priority, place of its group, deadline, arrival."""
@@ -220,10 +236,12 @@ class Forecasts:
                 rests[group.cell] = [self.rest(each) for each in self._here(group.cell)]
             here, before = rests[group.cell], ahead.setdefault(group.cell, [])
             count, own, places = len(group), self.work(group), self.places(group.cell)
-            first = forecast(here, before, own, places)
-            last = forecast(here, [*before, (count - 1, own)], own, places) if count > 1 else first
-            end, until = now + first.end, now + last.end
-            found.append(GroupForecast(group.id, group.key, group.cell, count, group.due, end, until))
+            until = self.promised(group)
+            first = forecast(here, before, until, places)
+            last = forecast(here, [*before, (count - 1, own)], until, places) if count > 1 else first
+            found.append(
+                GroupForecast(group.id, group.key, group.cell, count, group.due, now + first.end, now + last.end)
+            )
             before.append((count, own))
         return found
 
@@ -240,8 +258,10 @@ class Forecasts:
         self._error += (min(unexplained, 1.0) - self._error) * _LEARNING
 
     def _key(self, sequence: ScheduledSequence) -> GroupKey:
-        request, late = sequence.request, sequence.rank.order != self.due(sequence.request)
-        return GroupKey(request.priority, request.slo_ms, answers_of(sequence), sequence.chain.version, late)
+        request, objective = sequence.request, objective_for(sequence)
+        late = sequence.rank.order != self.due(request, bool(sequence.output))
+        kept = class_of_objective(objective) if self._by_class else objective
+        return GroupKey(request.priority, kept, answers_of(sequence), sequence.chain.version, late)
 
     def work(self, group: Group) -> Occupancy:
         """Return the work that the mean waiting member of a group is; it is kept, since few groups change at a time."""
@@ -251,6 +271,13 @@ class Forecasts:
             found = self._work_of(group.key.answers.model, group.key.answers, context, made, most)
             group.work = (*by, found)
         return cast(Occupancy, group.work[-1])
+
+    def promised(self, group: Group) -> Occupancy:
+        """Return the part of `work` until what a group's deadlines are for: its first token, or its whole answer."""
+        objective = group.key.objective
+        if objective is None or not objective.first_token:
+            return self.work(group)
+        return Occupancy(self._times.context(group.key.answers.model, round(group.mean[0])))
 
     def _work_from(self, sequence: ScheduledSequence, context: int) -> Occupancy:
         made, most = len(sequence.output), sequence.request.sampling.max_tokens

@@ -23,6 +23,7 @@ from runtime.scheduler.order.batch_caps import BatchCaps
 from runtime.scheduler.order.cells import CellAssignment
 from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.order.evictions import Evictions
+from runtime.scheduler.order.forecasts import objective_for
 from runtime.scheduler.order.planning import Plans
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.waiters import Closing, InTheWay
@@ -61,13 +62,16 @@ class OrderParts:
     def forecast(self, sequence: ScheduledSequence, now: int) -> None:
         """Forecast the end of a request that has arrived; refuse it if that is too late and `overload` says so (QL-19).
 
-        One without `slo_ms`, or that has tokens already, is never refused.
+        One without an objective, or that has tokens already, is never refused.
         """
         if self._order is None:
             return
         made, request, state = self._order.forecasts.promise(sequence, now), sequence.request, self._state
-        late = 0 if made is None else now + made.end - sequence.rank.order
-        if late <= 0 or state.config.order.overload != "reject" or request.slo_ms is None or request.output:
+        objective = objective_for(sequence)
+        if made is None or objective is None or state.config.order.overload != "reject" or request.output:
+            return
+        done = made.wait + self._order.context(sequence, sequence.tokens) if objective.first_token else made.end
+        if (late := now + done - sequence.rank.order) <= 0:
             return
         state.waiting.remove(sequence)
         del state.sequences[sequence.seq]

@@ -134,14 +134,19 @@ class _Builder:
 
     def _group(self, group: Group, places: int) -> PlanGroup:
         work, count = self._order.forecasts.work(group), len(group)
+        objective, due = group.key.objective, group.due
+        waits = objective is not None and objective.first_token
+        if waits:  # its start has to be in time for its first token
+            due -= int(self._order.forecasts.promised(group).mean)
         return PlanGroup(
             group.id,
             self._numbers[group.key.chain],
             count,
-            group.due // 1000,
+            due // 1000,
             _spread(Occupancy(work.mean * count / places, work.variance * count / places**2)),
             _spread(work),
             group.key.priority,
+            waits,
         )
 
     def _names(self, chain: Chain) -> list[str]:

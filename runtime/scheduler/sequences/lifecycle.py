@@ -240,15 +240,17 @@ class SequenceLifecycle:
     # -- internals -----------------------------------------------------------------------------------------------------
 
     def _record_deadline(self, sequence: ScheduledSequence, reason: FinishReason, now: int) -> None:
-        """Count whether a request with `slo_ms` was on time, and learn from the length of its answer."""
+        """Count whether a request with `slo_ms` was in time, and learn from the length of its answer.
+
+        One with `ttft_slo_ms` was counted with its first token, if there was one.
+        """
         state, request = self._state, sequence.request
         if state.order is not None:
             state.order.record_end(sequence, reason, now)
         if request.slo_ms is not None and reason != "abort":
-            if reason != "error" and now <= request.arrival + request.slo_ms * 1_000_000:
-                state.counters.slo_met += 1
-            else:
-                state.counters.slo_missed += 1
+            state.counters.count_objective(reason != "error" and now <= request.arrival + request.slo_ms * 1_000_000)
+        elif request.ttft_slo_ms is not None and reason == "error" and not sequence.output:
+            state.counters.count_objective(met=False)
 
     def _unseat(self, sequence: ScheduledSequence, now: int, keeps: bool = False) -> None:
         """Take a sequence off its devices. `keeps`: host memory keeps its K and V."""

@@ -49,6 +49,11 @@ def test_the_models_own_defaults_give_way_to_the_request(tokenizer: Tokenizer) -
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty) == (0, 1, 0, 0, 1)
 
 
+def test_a_deadline_of_the_first_token_reaches_the_sequences(tokenizer: Tokenizer) -> None:
+    one = completion(tokenizer, ttft_slo_ms=500).sequences[0]
+    assert (one.slo_ms, one.ttft_slo_ms) == (None, 500)
+
+
 def test_extras_reach_the_sequences(tokenizer: Tokenizer) -> None:
     fields = {
         "slo_ms": 500,

@@ -226,3 +226,69 @@ def test_unknown_plans_are_refused() -> None:
         OrderConfig("lifo")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="soft_deadline_ms"):
         OrderConfig("edf", soft_deadline_ms=0)
+
+
+def ask_first(cluster: VirtualCluster, seq: str, tokens: int, at: int, ttft_slo_ms: int) -> None:
+    """Ask for an answer whose first token is to be there in a time."""
+    one = request(seq, range(1, 9), "m", max_tokens=tokens, ignore_eos=True)
+    cluster.ask(replace(one, arrival=at, ttft_slo_ms=ttft_slo_ms), at=at)
+
+
+@pytest.mark.parametrize("plan", ["edf", "qlm"])
+def test_a_deadline_of_a_first_token_counts_in_the_order(plan: Plan) -> None:
+    made = cluster(plan, places=1)
+    learned(made)
+    ask(made, "running", 50, 200 * MS)
+    ask(made, "a", 10, 201 * MS, slo_ms=600)
+    ask_first(made, "b", 10, 202 * MS, ttft_slo_ms=200)
+    found = ends(made)
+    assert found["b"] < found["a"]
+
+
+def test_requests_give_way_for_a_first_token_that_would_be_late_and_only_for_that() -> None:
+    """An answer of 100 ms with 60 ms for its first token: 60 ms for the whole answer would be late anyway."""
+    made = cluster("qlm", places=1)
+    learned(made)
+    ask(made, "running", 300, 200 * MS)
+    ask_first(made, "urgent", 100, 240 * MS, ttft_slo_ms=60)
+    found = ends(made)
+    assert [each.seq for each in made.trace.named("batch.preempt")] == ["running"]
+    assert found["urgent"] < found["running"]
+    other = cluster("qlm", places=1)
+    learned(other)
+    ask(other, "running", 300, 200 * MS)
+    ask(other, "urgent", 100, 240 * MS, slo_ms=60)
+    ends(other)
+    assert not other.trace.named("batch.preempt")
+
+
+def test_a_sequence_that_has_its_first_token_in_time_gives_way_as_one_without_a_deadline() -> None:
+    made = cluster("qlm", places=1)
+    learned(made)
+    ask_first(made, "first", 300, 200 * MS, ttft_slo_ms=20)
+    ask(made, "urgent", 20, 260 * MS, slo_ms=80)
+    ends(made)
+    assert [each.seq for each in made.trace.named("batch.preempt")] == ["first"]
+    assert made.scheduler.counters.slo_met == 2 and made.scheduler.counters.slo_missed == 0
+
+
+def test_first_tokens_are_counted_under_any_plan() -> None:
+    made = cluster("off", places=1)
+    ask_first(made, "in time", 100, 0, ttft_slo_ms=50)
+    ask_first(made, "late", 10, 1 * MS, ttft_slo_ms=50)
+    ends(made)
+    assert (made.scheduler.counters.slo_met, made.scheduler.counters.slo_missed) == (1, 1)
+
+
+def test_nearly_equal_objectives_share_a_group_and_keep_their_order() -> None:
+    for by_class, groups in ((True, 1), (False, 4)):
+        config = ClusterConfig(max_num_seqs=1, order=OrderConfig("edf", slo_classes=by_class))
+        made = VirtualCluster([M], devices=1, pages=600, config=config, costs=lambda plan: MS, latency=MS // 100)
+        ask(made, "running", 40, 0)
+        for number, slo in enumerate((900, 880, 860, 840)):
+            ask(made, f"s{number}", 10, (1 + number) * MS, slo)
+        made.run(until=20 * MS)
+        order = made.scheduler.order
+        assert order is not None and len(list(order.forecasts.groups.waiting())) == groups
+        found = ends(made)
+        assert sorted(found, key=found.__getitem__) == ["running", "s3", "s2", "s1", "s0"]

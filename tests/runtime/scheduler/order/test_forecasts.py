@@ -71,6 +71,12 @@ def test_forecasts_are_close_once_lengths_are_known(kind: str) -> None:
     assert within > 0.8
 
 
+def test_what_was_forecast_before_anything_was_known_does_not_widen_bounds() -> None:
+    """The first answers are assumed to reach their limit, without any variance: they are off by any number of sigmas."""
+    found = played(lambda rng: rng.randrange(9, 33))[80:]
+    assert mean((each.forecast.most - each.forecast.least) / each.forecast.end for each in found) < 1.5
+
+
 def test_a_forecast_that_leaves_the_queue_out_is_not_close() -> None:
     """The negative control: the time of the answer alone explains nothing of what requests take."""
     found = played(lambda rng: rng.randrange(9, 33))[80:]
