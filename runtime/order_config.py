@@ -27,8 +27,10 @@ class OrderConfig:
         strict: Whether a sequence that does not fit holds back all later ones that need its devices (`edf`), as with
             `fcfs`: the baseline of the paper.
         cells: Whether each serving cell has a virtual queue of its own (`qlm`; QL-04), or one for all.
+        backfill: Whether later sequences run while the first waiting one lacks pages, if by forecast its start does not
+            wait for them (`edf` and `qlm`; `policy.slo.backfill`).
         slo_classes: Whether requests of nearly the same `slo_ms` may be in one group (`policy.slo.objectives`), or only
-            those of the same.
+            those of the same. A plan orders whole groups: with fewer of them it has less to choose from.
         group_batches: Most requests of a group, as a multiple of the mean number that run (QL-03; the paper's delta).
         plan_alpha: Probability with which a planned group is to be on time.
         plan_rounds: Moves that the search for a plan tries; 0: groups are only inserted.
@@ -44,7 +46,8 @@ class OrderConfig:
     evict: bool = True
     cap_batches: bool = True
     strict: bool = False
-    slo_classes: bool = True
+    slo_classes: bool = False
+    backfill: bool = False
     group_batches: int = 4
     cells: bool = True
     plan_alpha: float = 0.95
@@ -71,6 +74,10 @@ class OrderConfig:
     def holds_all(self) -> bool:
         """Whether a sequence that does not fit holds back all later ones that need its devices."""
         return self.plan == "fcfs" or (self.plan == "edf" and self.strict)
+
+    @property
+    def backfills(self) -> bool:
+        return self.backfill and self.by_deadline and not self.holds_all
 
     @property
     def plans(self) -> bool:

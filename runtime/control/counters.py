@@ -103,6 +103,7 @@ class AgentCounters:
         "blockzoo:slo_missed", "Sequences of requests with slo_ms or ttft_slo_ms that were late, or failed."
     )
     evictions: int = _shown("blockzoo:evictions", "Running sequences that gave way to urgent ones.")
+    backfilled: int = _shown("blockzoo:backfilled", "Sequences that ran before one that lacked pages.")
     # Planned orders of groups (QL-17, QL-18).
     violations_foreseen: int = _shown(
         "blockzoo:violations_foreseen", "Times that late requests were foreseen and a plan was asked for."

@@ -90,8 +90,8 @@ class HttpServer(uvicorn.Server):
 def settle_heap() -> None:
     """Keep garbage collections short from now on: each stops every thread, the event loop's too.
 
-    A collection looks at all objects of its generations in one go, at about a microsecond each, and gives the
-    interpreter's lock to nobody meanwhile. So the young generations are small, and what the packages and the models
+    A collection looks at all objects of its generations in one go, at about a microsecond each, and keeps the
+    interpreter's lock meanwhile. So the young generations are small, and what the packages and the models
     have made for good is left out of full collections, which would take some tenths of a second.
     """
     gc.collect()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.policy.slo.lengths import AnswerClass
-from runtime.policy.slo.objectives import Objective
+from runtime.policy.slo.objectives import TimeObjective
 
 #: Groups of one key; the last one has no limit of its members.
 _GROUPS = 16
@@ -38,7 +38,7 @@ class GroupKey(NamedTuple):
     """
 
     priority: int
-    objective: Objective | None
+    objective: TimeObjective | None
     answers: AnswerClass
     chain: str = ""
     late: bool = False

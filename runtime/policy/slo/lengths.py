@@ -128,7 +128,7 @@ class AnswerLengths:
             self._classes.popitem(last=False)
 
     def known(self, key: AnswerClass) -> bool:
-        """Return whether there have been enough answers of a class to predict others by."""
+        """Return whether there have been enough answers of a class to predict more of them by."""
         histogram = self._classes.get(key)
         return histogram is not None and histogram.count >= _ENOUGH
 

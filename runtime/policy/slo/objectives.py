@@ -14,21 +14,21 @@ from typing import NamedTuple
 _STEPS = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 
 
-class Objective(NamedTuple):
+class TimeObjective(NamedTuple):
     """The time in ms that a request has from its arrival, for its first token or for its whole answer."""
 
     ms: int
     first_token: bool = False
 
 
-def objective_of(slo_ms: int | None, ttft_slo_ms: int | None, begun: bool) -> Objective | None:
+def objective_of(slo_ms: int | None, ttft_slo_ms: int | None, begun: bool) -> TimeObjective | None:
     """Return what a request still has to be in time for, None for nothing. `begun`: its first token is there."""
     if slo_ms is not None:
-        return Objective(slo_ms)
-    return None if ttft_slo_ms is None or begun else Objective(ttft_slo_ms, first_token=True)
+        return TimeObjective(slo_ms)
+    return None if ttft_slo_ms is None or begun else TimeObjective(ttft_slo_ms, first_token=True)
 
 
-def class_of(objective: Objective | None) -> Objective | None:
+def class_of(objective: TimeObjective | None) -> TimeObjective | None:
     """Return the class of an objective: the shortest one of it."""
     if objective is None:
         return None

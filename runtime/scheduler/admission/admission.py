@@ -3,7 +3,7 @@
 Contract:
 - Chains are considered by the rank of their first waiting sequence.
 - A sequence that does not fit holds back its chain and every sequence that needs a device of its path, so that none
-  overtakes it on the way to the same pages.
+  overtakes it on the way to the same pages; but for those that delay it by no forecast, where that is asked for.
 - A sequence goes where its prefix is cached, if that path has room and costs little more (BL-19).
 - A sequence that can never run ends with the reason.
 """
@@ -97,7 +97,6 @@ class Admission:
             return
         if state.order is not None and state.config.order.plan == "qlm":
             state.order.put_late_ones_last(state.waiting, now)
-        told = partial(self._trace_choice, now)
         full: set[str] = set()
         self._residency.begin_pass()
         heads = [(state.waiting.rank(sequence), sequence) for sequence in state.waiting.heads()]
@@ -115,14 +114,7 @@ class Admission:
                     state.router.turn()
                     state.router.turn()
                 else:
-                    route = state.router.route(
-                        sequence.chain,
-                        state.devices.loads,
-                        context=sequence.tokens,
-                        groups=sequence.longest,
-                        on_table=told,
-                        within=self._within(sequence),
-                    )
+                    route = self._route(sequence, now)
             if route is None or not self._enters(sequence, route, full, now):
                 if state.config.order.holds_all:
                     full |= state.block_map.devices_of(sequence.chain)
@@ -133,6 +125,17 @@ class Admission:
                 heapq.heappop(heads)
             else:
                 heapq.heapreplace(heads, (state.waiting.rank(after), after))
+        if self._order is not None:
+            self._order.backfill(self._route, self._enters, now)
+
+    def _route(self, sequence: ScheduledSequence, now: int) -> Route | None:
+        """Return the cheapest route of a waiting sequence; None while its model is closed."""
+        if self._residency.is_closed(sequence.chain):
+            return None
+        return self._state.router.route(
+            sequence.chain, self._state.devices.loads, False, sequence.tokens, sequence.longest,
+            partial(self._trace_choice, now), self._within(sequence),
+        )  # fmt: skip
 
     def _awaits_load(self, sequence: ScheduledSequence) -> bool:
         """Return whether a sequence can only wait for stages on their way: the result of `_let_in`, at less cost.

@@ -9,6 +9,11 @@ from runtime.scheduler.residency.waiters import Closing, InTheWay
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 
+#: Returns the route that a waiting sequence would take now.
+RouteOf = Callable[[ScheduledSequence, int], Route | None]
+#: Places a sequence on a route, or where its prefix is; returns whether there was room. Devices without any are added.
+Enters = Callable[[ScheduledSequence, Route, set[str], int], bool]
+
 
 class Bounding(Protocol):
     """An order by deadline, as far as admission needs it."""
@@ -18,6 +23,14 @@ class Bounding(Protocol):
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room on the route that it would take."""
+
+    def backfill(self, route_of: RouteOf, enters: Enters, now: int) -> None:
+        """Let waiting sequences run before the first one that found no room in this pass.
+
+        Args:
+            route_of: Returns the route that a sequence would take.
+            enters: Places a sequence, if there is room.
+        """
 
     def block_load(self, sequence: ScheduledSequence, find: Callable[[], InTheWay | None], close: Closing) -> None:
         """Record a waiting sequence that lacks stages; `find`: returns what is in their way."""

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from runtime.chains import devices_of
-from runtime.policy.slo.objectives import Objective
+from runtime.policy.slo.objectives import TimeObjective
 from runtime.scheduler.observe.measured_times import KINDS, Kind
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
     )
 
 
-def _ms(objective: Objective | None, first_token: bool) -> int | None:
+def _ms(objective: TimeObjective | None, first_token: bool) -> int | None:
     return objective.ms if objective is not None and objective.first_token == first_token else None
 
 

@@ -16,7 +16,7 @@ from runtime.policy.slo.bounds import OutcomeBounds
 from runtime.policy.slo.forecast import Forecast, Occupancy, forecast
 from runtime.policy.slo.groups import Group, GroupKey, Member
 from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
-from runtime.policy.slo.objectives import Objective, objective_of
+from runtime.policy.slo.objectives import TimeObjective, objective_of
 from runtime.policy.slo.objectives import class_of as class_of_objective
 from runtime.policy.slo.queues import VirtualQueues
 from runtime.policy.slo.service_times import ServiceTimes
@@ -71,7 +71,7 @@ class GroupForecast:
 
 @dataclass(slots=True)
 class _Promise:
-    """A forecast that was made. `learned`: from answers of its class, so that its error tells those of others."""
+    """A forecast that was made. `learned`: from answers of its class, so that its error tells those to come."""
 
     arrived: int
     forecast: Forecast
@@ -85,7 +85,7 @@ def answers_of(sequence: ScheduledSequence) -> AnswerClass:
     return class_of(request.model, len(request.prompt), request.sampling.max_tokens)
 
 
-def objective_for(sequence: ScheduledSequence) -> Objective | None:
+def objective_for(sequence: ScheduledSequence) -> TimeObjective | None:
     """Return what a sequence still has to be in time for."""
     request = sequence.request
     return objective_of(request.slo_ms, request.ttft_slo_ms, bool(sequence.output))

@@ -1,7 +1,8 @@
 """When the parts of an order by deadline act, in the course of an event (QL-07).
 
     rows have returned    batch_caps, background: learn, and leave rows out of the next steps
-    admission             cells: what waits goes to free places elsewhere; evictions: what runs gives way; again
+    admission             backfill: later ones run; cells: what waits goes to free places elsewhere; evictions: what
+                          runs gives way; again
     arrival               deadlines: forecast, and refuse what will be late, where that is asked for
     a tick                deadlines: measure progress; plans: judge the order, and ask for a better one
     devices               cells: partition them again, also at each tick
@@ -16,8 +17,10 @@ from collections.abc import Callable, Iterable
 from runtime.config import ClusterConfig
 from runtime.control.overload import late_reason
 from runtime.messages import RowsDone
+from runtime.scheduler.admission.bounding import Enters, RouteOf
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.observe.measured_times import MeasuredTimes
+from runtime.scheduler.order.backfill import Backfill
 from runtime.scheduler.order.background import BackgroundRows
 from runtime.scheduler.order.batch_caps import BatchCaps
 from runtime.scheduler.order.cells import CellAssignment
@@ -56,6 +59,7 @@ class OrderParts:
         config, self._living = state.config, frozenset[str]()
         self.plans = Plans(state, order) if order is not None and config.order.plans else None
         self._evictions = None if order is None else Evictions(state, seating, order, config.order.evicts)
+        self._backfill = Backfill(state, order) if order is not None and config.order.backfills else None
         self._caps = BatchCaps(state, order) if order is not None and config.order.caps else None
         self._background = BackgroundRows(state, config.background_share) if config.background_share > 0 else None
 
@@ -83,6 +87,13 @@ class OrderParts:
         """Record a waiting sequence that finds no room."""
         if self._evictions is not None:
             self._evictions.block(sequence, route)
+        if self._backfill is not None:
+            self._backfill.block(sequence, route)
+
+    def backfill(self, route_of: RouteOf, enters: Enters, now: int) -> None:
+        """Let waiting sequences run before the first one that found no room in this pass."""
+        if self._backfill is not None:
+            self._backfill.run(route_of, enters, now)
 
     def block_load(self, sequence: ScheduledSequence, find: Callable[[], InTheWay | None], close: Closing) -> None:
         """Record a waiting sequence for which models in use leave no room."""

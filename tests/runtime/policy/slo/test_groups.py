@@ -6,12 +6,12 @@ import random
 
 from runtime.policy.slo.groups import Group, GroupKey, Member, WaitingGroups
 from runtime.policy.slo.lengths import class_of
-from runtime.policy.slo.objectives import Objective
+from runtime.policy.slo.objectives import TimeObjective
 
-SOON = GroupKey(0, Objective(100), class_of("m", 10, 50), "m@1")
+SOON = GroupKey(0, TimeObjective(100), class_of("m", 10, 50), "m@1")
 LATER = GroupKey(0, None, class_of("m", 10, 50), "m@1")
-LOW = GroupKey(1, Objective(100), class_of("m", 10, 50), "m@1")
-OTHER = GroupKey(0, Objective(100), class_of("n", 10, 50), "n@1")
+LOW = GroupKey(1, TimeObjective(100), class_of("m", 10, 50), "m@1")
+OTHER = GroupKey(0, TimeObjective(100), class_of("n", 10, 50), "n@1")
 
 
 def named(group: Group) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.policy.slo.groups import GroupKey, Member
 from runtime.policy.slo.lengths import class_of
-from runtime.policy.slo.objectives import Objective
+from runtime.policy.slo.objectives import TimeObjective
 from runtime.policy.slo.queues import VirtualQueues
 
 
@@ -21,7 +21,7 @@ def made(*dues: int, priorities: tuple[int, ...] = ()) -> VirtualQueues:
 
 
 def put(queues: VirtualQueues, number: int, due: int, priority: int = 0) -> None:
-    key = GroupKey(priority, Objective(number), class_of("m", 10, 50), "m@1")
+    key = GroupKey(priority, TimeObjective(number), class_of("m", 10, 50), "m@1")
     queues.groups.add(key, (due, number), Member(f"s{number}", 1, 0, 9))
 
 

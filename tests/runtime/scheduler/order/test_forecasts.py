@@ -72,7 +72,7 @@ def test_forecasts_are_close_once_lengths_are_known(kind: str) -> None:
 
 
 def test_what_was_forecast_before_anything_was_known_does_not_widen_bounds() -> None:
-    """The first answers are assumed to reach their limit, without any variance: they are off by any number of sigmas."""
+    """The first answers are assumed to reach their limit, without variance: they are off by any number of sigmas."""
     found = played(lambda rng: rng.randrange(9, 33))[80:]
     assert mean((each.forecast.most - each.forecast.least) / each.forecast.end for each in found) < 1.5
 
