@@ -13,6 +13,8 @@ import pytest
 
 from runtime.config import ClusterConfig, ControlConfig
 from runtime.engine.fakes.integer_model import counting_model
+from runtime.policy.scaling import autoscale
+from runtime.scheduler.controllers import autoscaler
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -140,6 +142,24 @@ def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() ->
     evens = cluster.trace.named("scale.even")
     assert evens and {(event.cause, event.block, event.dev) for event in evens} == {("BL-24", HOT, second[0])}
     assert max(sequences for _, sequences in seen) >= 2 and cluster.scheduler.migrations.counts().committed >= 2
+
+
+@pytest.mark.parametrize(("locality", "policy"), [(True, "locality"), (False, "frag-min")])
+def test_the_switch_says_how_new_instances_are_placed(
+    locality: bool, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[object] = set()
+
+    def spied(*given: object) -> autoscale.Scaling:
+        asked.add(given[-1])
+        return autoscale.scale(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(autoscaler, "scale", spied)
+    cluster = hot_cluster(replace(QUICK, locality=locality))
+    watched(cluster, 4 * MS, 100 * MS)
+    cluster.run()
+    cluster.expect()
+    assert asked == {policy} and cluster.trace.named("scale.up")
 
 
 def test_negative_control_switched_off_nothing_is_scaled() -> None:
