@@ -24,6 +24,7 @@ from runtime.policy.slo.plan.problem import (
     Spread,
 )
 from runtime.scheduler.order.deadlines import DeadlineOrder
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 #: Most groups of a problem; the most urgent ones are planned.
@@ -104,12 +105,7 @@ class _Builder:
         present = [self._queue_of(group) for group in waiting]
         groups = tuple(self._group(group, places[at]) for group, at in zip(waiting, present, strict=True))
         queues = tuple(
-            PlanQueue(
-                name,
-                max(room or sum(self._sizes.values()), largest),
-                tuple(self._numbers[chain.version] for chain in self._chains if self._loaded(chain, cell)),
-                self._busy(cell, count),
-            )
+            self._queue(name, cell, max(room or sum(self._sizes.values()), largest), count)
             for name, cell, room, count in zip(self._names_of_cells, self._cells, self._rooms, places, strict=True)
         )
         problem = Problem(
@@ -124,6 +120,21 @@ class _Builder:
         )
         order = tuple(tuple(i for i, queue in enumerate(present) if queue == at) for at in range(len(queues)))
         return Planning(problem, tuple(self._names_of_cells), order)
+
+    def _queue(self, name: str, cell: Sequence[str], room: int, places: int) -> PlanQueue:
+        running = self._running(cell)
+        ends: dict[str, float] = {}
+        for each in running:
+            rest = self._order.forecasts.rest(each).mean
+            ends[each.chain.loaded_as] = max(ends.get(each.chain.loaded_as, 0.0), rest)
+        loaded = [chain for chain in self._chains if self._loaded(chain, cell)]
+        return PlanQueue(
+            name,
+            room,
+            tuple(self._numbers[chain.version] for chain in loaded),
+            self._busy(running, places),
+            tuple(int(ends.get(chain.loaded_as, 0.0) / 1000) for chain in loaded),
+        )
 
     def _queue_of(self, group: Group) -> int:
         """Return the number of a group's cell; of its chain's first home where it is assigned to none."""
@@ -175,9 +186,11 @@ class _Builder:
             room += min(device.plan.limit, device.pages.weights_beside(device.pages.used_pages))
         return max(room, 1)
 
-    def _busy(self, cell: Sequence[str], places: int) -> Spread:
+    def _running(self, cell: Sequence[str]) -> list[ScheduledSequence]:
+        return [each for each in self._state.running.values() if each.path and each.path[0].device in cell]
+
+    def _busy(self, running: Sequence[ScheduledSequence], places: int) -> Spread:
         """Return how long what runs in a cell holds its places on average."""
-        running = (each for each in self._state.running.values() if each.path and each.path[0].device in cell)
         mean = variance = 0.0
         for each in map(self._order.forecasts.rest, running):
             mean, variance = mean + each.mean, variance + each.variance
@@ -185,9 +198,9 @@ class _Builder:
 
     def _rates(self, cell: Sequence[str]) -> QueueRates:
         loads, device = self._state.times.loads, cell[0]
-        cold = round(1e6 * loads.seconds_per_byte * _MIB)
         each = {name: round(1e6 * loads.block_seconds(device, name, _MIB)) for name in self._blocks}
-        warm = min((time for time in each.values() if time), default=cold)
+        known = [time for time in each.values() if time] or [round(1e6 * loads.seconds_per_byte * _MIB)]
+        cold, warm = max(known), min(known)
         home = [SAME_SPEED if self._at_home(chain, cell) else 0 for chain in self._chains]
         return QueueRates(
             tuple(home),

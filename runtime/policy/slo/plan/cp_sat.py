@@ -59,6 +59,8 @@ class _CircuitModel:
         self._starts = [
             [self.model.new_int_var(0, self._latest, "") for _ in range(problem.scenarios)] for _ in self._groups
         ]
+        #: When a group, and all ahead of it in its queue, have ended.
+        self._ended = [[self.model.new_int_var(0, self._latest, "") for _ in each] for each in self._starts]
         self._circuit()
         self._assignment()
         self._times()
@@ -125,6 +127,7 @@ class _CircuitModel:
     def _times(self) -> None:
         t, groups = self._judge.layout, self._problem.groups
         drains = {(q, i): times(self._judge, t.drain, q, i) for q in self._queues for i in self._groups}
+        finish = {(q, i): times(self._judge, t.finish, q, i) for q in self._queues for i in self._groups}
         free = [busy(self._judge, queue) for queue in self._queues]
         scenarios = range(self._problem.scenarios)
         alike = (
@@ -134,19 +137,28 @@ class _CircuitModel:
         for queue in self._queues:
             for i in self._groups:
                 if self._problem.runs(queue, groups[i].chain):
-                    load = self._costs.load(queue, -1, groups[i].chain)
+                    chain = groups[i].chain
+                    load, left = self._costs.load(queue, -1, chain), self._costs.ends(queue, chain)
+                    own = self._costs.own_end(queue, chain)
                     for s in scenarios:
-                        made = self.model.add(self._starts[i][s] >= free[queue][s] + load)
+                        made = self.model.add(self._starts[i][s] >= max(free[queue][s], left) + load)
                         made.only_enforce_if(self._first[queue, i])
+                        self.model.add(self._ended[i][s] >= own).only_enforce_if(self._first[queue, i])
+                        self.model.add(self._ended[i][s] >= self._starts[i][s] + finish[queue, i][s]).only_enforce_if(
+                            self._in[i][queue]
+                        )
         for (i, j), behind in self._ahead.items():
             for queue in self._queues[:1] if alike else self._queues:
                 if not (self._problem.runs(queue, groups[i].chain) and self._problem.runs(queue, groups[j].chain)):
                     continue
                 load = self._costs.load(queue, groups[i].chain, groups[j].chain)
                 literals = [behind] if alike else [behind, self._in[j][queue]]
+                leaves = self._costs.leaves(queue, groups[i].chain, groups[j].chain)
                 for s in scenarios:
                     made = self.model.add(self._starts[j][s] >= self._starts[i][s] + drains[queue, i][s] + load)
                     made.only_enforce_if(literals)
+                    then = self._starts[j][s] - load if leaves else self._ended[j][s]
+                    self.model.add(then >= self._ended[i][s]).only_enforce_if(literals)
 
     def _score(self) -> list[Any]:
         t, data, count = self._judge.layout, self._judge.data, self._problem.scenarios

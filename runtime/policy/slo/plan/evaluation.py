@@ -2,7 +2,9 @@
 
     evaluate(problem, orders) -> PlanScore
 
-A group ends after all groups ahead of it in its queue have drained, and after every load of weights on the way.
+A group ends after all groups ahead of it in its queue have drained, and after every load of weights on the way. What
+leaves for a load first has to end: all members of groups of the chains that leave, and what runs of them now. (The
+paper's queues drain only; without this, small groups of many models seem to take no longer than their loads.)
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class _Alone:
         self._t, self._data = tables.layout, tables.data
         self._work = [0] * self._t.work
         self._cells = [0] * (self._t.queues * self._t.groups)
-        self._loads: dict[tuple[int, int], int] = {}
+        self._loads: dict[tuple[int, int], tuple[int, int]] = {}
 
     def on_time(self, group: int) -> bool:
         """Return whether some queue has a group on time in enough scenarios."""
@@ -111,14 +113,19 @@ class _Alone:
             if not data[t.runs + queue * t.chains + chain] or data[t.pinned + group] not in (-1, queue):
                 continue
             at, busy = (data[t.rate + queue] * t.groups + group) * t.scenarios, t.busy + queue * t.scenarios
-            latest = due - self._load(queue, chain, group)
-            if sum(data[busy + s] + data[t.judged + at + s] > latest for s in range(t.scenarios)) <= t.spare:
+            load, ends = self._load(queue, chain, group)
+            latest = due - load
+            if sum(max(data[busy + s], ends) + data[t.judged + at + s] > latest for s in range(t.scenarios)) <= t.spare:
                 return True
         return False
 
-    def _load(self, queue: int, chain: int, group: int) -> int:
+    def _load(self, queue: int, chain: int, group: int) -> tuple[int, int]:
+        """Return the time to load a group's chain, and when what leaves for it has ended."""
         if (queue, chain) not in self._loads:
-            self._cells[queue * self._t.groups] = group
-            PLAIN.load_times(self._t, self._data, queue, self._cells, 1, self._work)
-            self._loads[queue, chain] = self._work[self._t.loads]
+            t, work = self._t, self._work
+            self._cells[queue * t.groups] = group
+            PLAIN.load_times(t, self._data, queue, self._cells, 1, work)
+            gone = work[t.leaves : t.leaves + work[t.upto]]
+            ends = max((self._data[t.ends + queue * t.chains + m] for m in gone), default=0)
+            self._loads[queue, chain] = work[t.loads], ends
         return self._loads[queue, chain]

@@ -22,7 +22,8 @@ class _Filling:
         ends: When each of them ends.
         held: Chains of which the weights are there at the end, the latest use last.
         last: Place of the last group of each chain.
-        loads: Time to load each chain at the end, as far as asked for.
+        until: When all groups of each chain have ended.
+        loads: Time to load each chain at the end, and when what leaves for it has ended, as far as asked for.
         begun: Groups that are pinned.
     """
 
@@ -32,7 +33,8 @@ class _Filling:
     ends: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
-    loads: dict[int, int] = field(default_factory=dict)
+    until: dict[int, int] = field(default_factory=dict)
+    loads: dict[int, tuple[int, int]] = field(default_factory=dict)
     begun: int = 0
 
 
@@ -85,7 +87,13 @@ class _Insertion:
             [problem.runs(queue, chain) for chain in range(len(problem.chains))] for queue in range(len(problem.queues))
         ]
         self.lines = [
-            _Filling(number, queue.busy.mean, held=list(queue.resident)) for number, queue in enumerate(problem.queues)
+            _Filling(
+                number,
+                queue.busy.mean,
+                held=list(queue.resident),
+                until=dict(zip(queue.resident, queue.ends, strict=False)),
+            )
+            for number, queue in enumerate(problem.queues)
         ]
 
     def able(self, line: _Filling, group: PlanGroup) -> bool:
@@ -104,8 +112,8 @@ class _Insertion:
             if not self._able[line.number][group.chain]:
                 continue
             finish = self.time(line, group, self._finish(group))
-            load = self._load(line, group.chain)
-            end = line.free + load + finish
+            load, leaves = self._load(line, group.chain)
+            end = max(line.free, leaves) + load + finish
             cost = (max(end - due, 0) * group.members, load, end)
             if best is None or cost < best:
                 best, chosen = cost, (line, len(line.order))
@@ -130,12 +138,15 @@ class _Insertion:
     def append(self, line: _Filling, i: int) -> None:
         """Put a group at the end of a queue."""
         group = self._problem.groups[i]
-        start = line.free + self._load(line, group.chain)
+        load, leaves = self._load(line, group.chain)
+        start = max(line.free, leaves) + load
         line.last[group.chain] = len(line.order)
         line.begun += group.pinned is not None
         line.order.append(i)
         line.ends.append(start + self.time(line, group, self._finish(group)))
+        line.until[group.chain] = max(line.until.get(group.chain, 0), line.ends[-1])
         line.free = start + self.time(line, group, group.drain.mean)
+        line.loads.clear()
         self._hold(line, group.chain)
 
     def _squeeze(self, line: _Filling, place: int, i: int) -> None:
@@ -147,7 +158,11 @@ class _Insertion:
         line.ends.insert(place, start + self.time(line, group, self._finish(group)))
         for at in range(place + 1, len(line.ends)):
             line.ends[at] += drain
+            chain = self._problem.groups[line.order[at]].chain
+            line.until[chain] = max(line.until[chain], line.ends[at])
+        line.until[group.chain] = max(line.until[group.chain], line.ends[place])
         line.free += drain
+        line.loads.clear()
         for chain, at in line.last.items():
             if at >= place:
                 line.last[chain] = at + 1
@@ -167,22 +182,23 @@ class _Insertion:
         waits = group.drain.mean * (group.members - 1) // group.members
         return waits if group.waits_only else waits + group.execution.mean
 
-    def _load(self, line: _Filling, chain: int) -> int:
-        """Return the time to load a chain at the end of a queue."""
+    def _load(self, line: _Filling, chain: int) -> tuple[int, int]:
+        """Return the time to load a chain at the end of a queue, and when what leaves for it has ended."""
         found = line.loads.get(chain)
         if found is None:
             found = line.loads[chain] = self._load_now(line, chain)
         return found
 
-    def _load_now(self, line: _Filling, chain: int) -> int:
+    def _load_now(self, line: _Filling, chain: int) -> tuple[int, int]:
         if chain in line.held:
-            return 0
+            return 0, 0
         rates = self._problem.rates[line.number]
         there = frozenset().union(*(self._blocks[each] for each in line.held))
         time = rates.load_us
         for block in self._blocks[chain] - there:
             time += (self._problem.sizes[block] * (rates.warm_us if block in rates.warm else rates.cold_us)) >> 20
-        return time
+        gone = line.held[: self._leaving(line, [*line.held, chain])]
+        return time, max((line.until.get(each, 0) for each in gone), default=0)
 
     def _hold(self, line: _Filling, chain: int) -> None:
         """Note that a chain is used at the end of a queue; what was used longest ago leaves if it does not fit."""
@@ -191,13 +207,15 @@ class _Insertion:
             line.held.append(chain)
             return
         line.held.append(chain)
-        room = self._problem.queues[line.number].room
-        while len(line.held) > 1:
-            blocks = frozenset().union(*(self._blocks[each] for each in line.held))
-            if sum(self._problem.sizes[block] for block in blocks) <= room:
-                break
-            del line.held[0]
-        line.loads.clear()
+        del line.held[: self._leaving(line, line.held)]
+
+    def _leaving(self, line: _Filling, held: Sequence[int]) -> int:
+        """Return how many of these chains, from the first on, leave so that the rest fits; the last one stays."""
+        room, sizes = self._problem.queues[line.number].room, self._problem.sizes
+        for gone in range(len(held) - 1):
+            if sum(sizes[block] for block in frozenset().union(*(self._blocks[each] for each in held[gone:]))) <= room:
+                return gone
+        return len(held) - 1
 
 
 def _urgency(groups: Sequence[PlanGroup], i: int) -> tuple[int, int, int]:

@@ -21,7 +21,8 @@ def load_times(t: Layout, d: Sequence[int], g: int, orders: Sequence[int], lengt
     """Set `w[t.loads + j]` to the time of the load before the j-th group of a queue.
 
     Only blocks that are missing cost (UN-04). What does not fit beside the incoming chain leaves, the furthest next use
-    first, by the rule of `policy.residency.eviction.stages_to_unload`.
+    first, by the rule of `policy.residency.eviction.stages_to_unload`: the chains at `w[t.leaves:]`, up to number
+    `w[t.upto + j]` before the j-th group.
     """
     base, held = g * t.groups, 0
     for b in range(t.nblocks):
@@ -42,6 +43,7 @@ def load_times(t: Layout, d: Sequence[int], g: int, orders: Sequence[int], lengt
         w[t.next_use + m] = w[t.following + j]
         w[t.used + m] = j + 1
         w[t.loads + j] = 0
+        w[t.upto + j] = w[t.upto + j - 1] if j else 0
         if w[t.resident_now + m]:
             continue
         time = d[t.load_us + g]
@@ -55,7 +57,7 @@ def load_times(t: Layout, d: Sequence[int], g: int, orders: Sequence[int], lengt
         held += _add(t, d, m, w)
         w[t.resident_now + m] = 1
         if held > d[t.room + g]:
-            held = _make_room(t, d, g, m, held, w)
+            held = _make_room(t, d, g, m, held, j, w)
 
 
 def _add(t: Layout, d: Sequence[int], m: int, w: Cells) -> int:
@@ -80,8 +82,8 @@ def _remove(t: Layout, d: Sequence[int], m: int, w: Cells) -> int:
     return less
 
 
-def _make_room(t: Layout, d: Sequence[int], g: int, incoming: int, held: int, w: Cells) -> int:
-    """Let chains leave until the rest fits; return the bytes held then."""
+def _make_room(t: Layout, d: Sequence[int], g: int, incoming: int, held: int, j: int, w: Cells) -> int:
+    """Let chains leave before the j-th group until the rest fits; return the bytes held then."""
     count = 0
     while held > d[t.room + g]:
         best = -1
@@ -99,6 +101,8 @@ def _make_room(t: Layout, d: Sequence[int], g: int, incoming: int, held: int, w:
         held += _add(t, d, m, w)
         if held > d[t.room + g]:
             held -= _remove(t, d, m, w)
+            w[t.leaves + w[t.upto + j]] = m
+            w[t.upto + j] += 1
         else:
             w[t.resident_now + m] = 1
     return held
@@ -116,7 +120,10 @@ def _leaves_before(t: Layout, m: int, other: int, w: Cells) -> bool:
 
 
 def queue_cost(t: Layout, d: Sequence[int], g: int, orders: Sequence[int], length: int, w: Cells) -> None:
-    """Set the terms of one queue's cost, at `w[t.costs + g * terms:]`."""
+    """Set the terms of one queue's cost, at `w[t.costs + g * terms:]`.
+
+    A load begins once the groups ahead have started, and those of the chains that leave for it have ended.
+    """
     terms, base, count = 2 * t.classes + 1, g * t.groups, t.scenarios
     out = g * terms
     for c in range(terms):
@@ -124,17 +131,25 @@ def queue_cost(t: Layout, d: Sequence[int], g: int, orders: Sequence[int], lengt
     load_times(t, d, g, orders, length, w)
     for k in range(count):
         w[t.clock + k] = d[t.busy + g * count + k]
+    for n in range(w[t.upto + length - 1] if length else 0):
+        for k in range(count):
+            w[t.until + w[t.leaves + n] * count + k] = d[t.ends + g * t.chains + w[t.leaves + n]]
     for j in range(length):
         i = orders[base + j]
         at, due, load = (d[t.rate + g] * t.groups + i) * count, d[t.due + i], w[t.loads + j]
+        own, left = t.until + d[t.chain + i] * count, w[t.upto + j - 1] if j else 0
         late, lateness, completion = 0, 0, 0
         for k in range(count):
-            start = w[t.clock + k] + load
+            start = w[t.clock + k]
+            for n in range(left, w[t.upto + j]):
+                start = max(start, w[t.until + w[t.leaves + n] * count + k])
+            start += load
             over = start + d[t.judged + at + k] - due
             if over > 0:
                 late += 1
                 lateness += over
             completion += start + d[t.finish + at + k]
+            w[own + k] = max(w[own + k], start + d[t.finish + at + k])
             w[t.clock + k] = start + d[t.drain + at + k]
         if d[t.weight + i]:
             rank = out + 2 * d[t.rank + i]

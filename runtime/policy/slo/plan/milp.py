@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from runtime.policy.slo.plan.evaluation import Evaluator
-from runtime.policy.slo.plan.linear import LinearProgram, Slots
+from runtime.policy.slo.plan.linear import LinearProgram, Slots, Terms
 from runtime.policy.slo.plan.pairs import PairCosts, busy, latest, times
 from runtime.policy.slo.plan.problem import GroupPlan, Problem
 
@@ -46,6 +46,8 @@ class _SlotModel:
         for g, i, j in self._x:
             self._by_group[i].append((g, j))
         self._starts: dict[tuple[int, int, int], int] = {}
+        #: When the group of a slot, and all ahead of it in the queue, have ended.
+        self._ended: dict[tuple[int, int, int], int] = {}
         self._longest = latest(self._judge, self._costs) / _US_PER_MS
         self._assign()
         self._time()
@@ -70,26 +72,45 @@ class _SlotModel:
         program, t, groups = self.program, self._judge.layout, self._problem.groups
         for g, j in sorted(self._by_slot):
             some = self._by_slot[g, j]
-            load = program.positive()
+            load, left = program.positive(), program.positive()
             chains = sorted({groups[i].chain for i in some})
             of = {m: {self._x[g, i, j]: 1.0 for i in some if groups[i].chain == m} for m in chains}
+            leaving: list[dict[int, float]] = []
             for m in chains:
                 if not j:
-                    cost = self._costs.load(g, -1, m) / _US_PER_MS
+                    cost, ends = self._costs.load(g, -1, m) / _US_PER_MS, self._costs.ends(g, m) / _US_PER_MS
                     program.at_least({load: 1.0} | dict.fromkeys(of[m], -cost), 0.0)
+                    program.at_least({left: 1.0} | dict.fromkeys(of[m], -ends), 0.0)
                     continue
                 for before in chains:
                     cost = self._costs.load(g, before, m) / _US_PER_MS
+                    there = {self._x[g, i, j - 1]: 1.0 for i in some if groups[i].chain == before}
                     if cost:
-                        ahead = {self._x[g, i, j - 1]: -cost for i in some if groups[i].chain == before}
-                        program.at_least({load: 1.0} | dict.fromkeys(of[m], -cost) | ahead, -cost)
+                        program.at_least({load: 1.0} | dict.fromkeys(of[m], -cost) | _scaled(there, -cost), -cost)
+                    if self._costs.leaves(g, before, m):
+                        leaving.append(dict.fromkeys(of[m], 1.0) | there)
             for s in range(self._problem.scenarios):
-                start = self._starts[g, j, s] = program.positive()
+                start, ended = program.positive(), program.positive()
+                self._starts[g, j, s], self._ended[g, j, s] = start, ended
+                for i in some:
+                    finish = times(self._judge, t.finish, g, i)[s] / _US_PER_MS
+                    last = self._longest
+                    program.at_least({ended: 1.0, start: -1.0, self._x[g, i, j]: -last}, finish - last)
                 if not j:
                     program.at_least({start: 1.0, load: -1.0}, busy(self._judge, g)[s] / _US_PER_MS)
+                    program.at_least({start: 1.0, load: -1.0, left: -1.0}, 0.0)
+                    for m in chains:
+                        own = self._costs.own_end(g, m) / _US_PER_MS
+                        program.at_least({ended: 1.0} | dict.fromkeys(of[m], -own), 0.0)
                     continue
                 drains = {self._x[g, i, j - 1]: -times(self._judge, t.drain, g, i)[s] / _US_PER_MS for i in some}
                 program.at_least({start: 1.0, load: -1.0, self._starts[g, j - 1, s]: -1.0} | drains, 0.0)
+                before_it = self._ended[g, j - 1, s]
+                program.at_least({ended: 1.0, before_it: -1.0}, 0.0)
+                for both in leaving:  # of these chains one is in this slot and one in the slot before
+                    program.at_least(
+                        {start: 1.0, load: -1.0, before_it: -1.0} | _scaled(both, -self._longest), -2 * self._longest
+                    )
 
     def _score(self) -> list[dict[int, float]]:
         program, t, data = self.program, self._judge.layout, self._judge.data
@@ -117,3 +138,7 @@ class _SlotModel:
             if weight:
                 terms[2 * data[t.rank + i]][late] = float(weight)
         return terms
+
+
+def _scaled(terms: Terms, factor: float) -> dict[int, float]:
+    return {variable: factor * value for variable, value in terms.items()}

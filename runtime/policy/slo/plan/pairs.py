@@ -33,6 +33,7 @@ class PairCosts:
         if judge.kernel is not PLAIN:
             raise ValueError("pair costs are computed by the plain kernel")
         self._judge, self._known = judge, dict[tuple[int, int, int], int]()
+        self._gone: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
     def load(self, queue: int, before: int, chain: int) -> int:
         """Return the time to load a chain behind another one; `before` -1: behind what is there at first."""
@@ -41,8 +42,24 @@ class PairCosts:
             self._known[key] = self._load(*key)
         return self._known[key]
 
+    def leaves(self, queue: int, before: int, chain: int) -> bool:
+        """Return whether the chain before leaves for a load of another one, so that its groups have to end first."""
+        self.load(queue, before, chain)
+        return before in self._gone[queue, before, chain]
+
+    def ends(self, queue: int, chain: int) -> int:
+        """Return when what runs now of the chains that leave for the first load of a queue has ended."""
+        self.load(queue, -1, chain)
+        t = self._judge.layout
+        return max((self._judge.data[t.ends + queue * t.chains + m] for m in self._gone[queue, -1, chain]), default=0)
+
+    def own_end(self, queue: int, chain: int) -> int:
+        """Return when what runs now of a chain has ended."""
+        return int(self._judge.data[self._judge.layout.ends + queue * self._judge.layout.chains + chain])
+
     def _load(self, queue: int, before: int, chain: int) -> int:
         t, work = self._judge.layout, self._judge.work
+        self._gone[queue, before, chain] = ()
         data = list(self._judge.data)
         if before == chain:
             return 0
@@ -53,6 +70,7 @@ class PairCosts:
         cells = [-1] * (t.queues * t.groups)
         cells[queue * t.groups] = group
         PLAIN.load_times(t, data, queue, cells, 1, work)
+        self._gone[queue, before, chain] = tuple(work[t.leaves : t.leaves + work[t.upto]])
         return int(work[t.loads])
 
 
@@ -75,10 +93,10 @@ def latest(judge: Evaluator, costs: PairCosts) -> int:
     chains = {-1, *(each.chain for each in problem.groups)}
     found = 0
     for queue in range(len(problem.queues)):
-        total = max(busy(judge, queue))
+        total = max(*busy(judge, queue), *judge.data[t.ends + queue * t.chains :][: t.chains])
         for i, group in enumerate(problem.groups):
             if problem.runs(queue, group.chain):
                 total += max(costs.load(queue, before, group.chain) for before in chains)
-                total += max(max(times(judge, t.finish, queue, i)), max(times(judge, t.drain, queue, i)))
+                total += max(*times(judge, t.finish, queue, i), *times(judge, t.drain, queue, i))
         found = max(found, total)
     return found

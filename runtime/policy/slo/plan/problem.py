@@ -63,12 +63,19 @@ class PlanQueue:
         room: Bytes of weights that it holds.
         resident: Chains of which the weights are there.
         busy: Time until it can start the first group: what runs there now.
+        ends: By resident chain, the time until what runs of it has ended, as it has to before the chain leaves; none:
+            nothing runs.
     """
 
     name: str
     room: int
     resident: tuple[int, ...] = ()
     busy: Spread = Spread(0)
+    ends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ends and len(self.ends) != len(self.resident):
+            raise ValueError("a queue has an end for each resident chain, or none")
 
 
 @dataclass(frozen=True, slots=True)

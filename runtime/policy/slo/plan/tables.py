@@ -38,13 +38,15 @@ class Layout(NamedTuple):
         runs: (g, m): 1 where the queue can run the chain.
         room, load_us, cold_us, warm_us, keeps: (g).
         resident: (g, m), `warm`: (g, b): 0 or 1.
+        ends: (g, m): time until what runs of the chain now has ended.
         first, blocks: The blocks of chain m are `blocks[first[m]:first[m + 1]]`.
         size: (b).
         head, mates: The groups of chain m are `mates[head[m]:head[m + 1]]`.
         users ... best_lengths: Work space of the kernel. By block: users, warm_now; by chain: next_use, used,
-            resident_now, gone; by place in a queue: following, loads; by scenario: clock; by queue and term: costs; by
-            term: total, best, before, change, threshold; by group: where (its queue), saved, moving; by queue:
-            best_lengths; old_lengths: of two queues.
+            resident_now, gone; by place in a queue: following, loads, upto; by scenario: clock; by chain and scenario:
+            until; by queue and term: costs; by term: total, best, before, change, threshold; by group: where (its
+            queue), saved, moving; by queue: best_lengths; old_lengths: of two queues; leaves: a chain for each time
+            that one leaves.
         work: Size of the work space.
     """
 
@@ -75,6 +77,7 @@ class Layout(NamedTuple):
     keeps: int
     resident: int
     warm: int
+    ends: int
     first: int
     blocks: int
     size: int
@@ -88,7 +91,10 @@ class Layout(NamedTuple):
     gone: int
     following: int
     loads: int
+    upto: int
+    leaves: int
     clock: int
+    until: int
     costs: int
     total: int
     best: int
@@ -159,6 +165,7 @@ def tables_of(problem: Problem) -> Tables:
         "keeps": [int(each.keeps) for each in problem.rates],
         "resident": [int(chain in each.resident) for each in queues for chain in chains],
         "warm": [int(block in each.warm) for each in problem.rates for block in range(len(problem.sizes))],
+        "ends": _flat_ends(problem),
         "first": _starts(owned),
         "blocks": [block for some in owned for block in some],
         "size": problem.sizes,
@@ -174,7 +181,8 @@ def _layout(problem: Problem, shape: tuple[int, ...], columns: Mapping[str, Sequ
     queues, groups, chains, blocks, scenarios, classes = shape
     terms = 2 * classes + 1
     work = (
-        blocks, blocks, chains, chains, chains, chains, groups, groups, scenarios, queues * terms,
+        blocks, blocks, chains, chains, chains, chains, groups, groups, groups, groups + chains, scenarios,
+        chains * scenarios, queues * terms,
         terms, terms, 2 * terms, terms, terms, groups, 2 * groups, LONGEST_RUN, 2, queues * groups, queues,
     )  # fmt: skip
     there, space = _offsets([len(each) for each in columns.values()]), _offsets(work)
@@ -201,6 +209,15 @@ def _longest(problem: Problem) -> int:
 
 def _flat(some: Sequence[Integers]) -> list[int]:
     return [int(value) for each in some for value in each.ravel().tolist()]
+
+
+def _flat_ends(problem: Problem) -> list[int]:
+    """Return when what runs of each chain has ended, by queue and chain."""
+    found = [0] * (len(problem.queues) * len(problem.chains))
+    for number, queue in enumerate(problem.queues):
+        for chain, end in zip(queue.resident, queue.ends, strict=False):
+            found[number * len(problem.chains) + chain] = _bounded(end)
+    return found
 
 
 def _starts(some: Sequence[Sequence[int]]) -> list[int]:

@@ -9,8 +9,8 @@ import pytest
 from runtime.policy.slo.plan.annealing import solve
 from runtime.policy.slo.plan.evaluation import Evaluator, check, evaluate
 from runtime.policy.slo.plan.insertion import by_deadline, insert_all
-from runtime.policy.slo.plan.problem import GroupPlan, Problem, Spread
-from tests.runtime.policy.slo.plan.problems import SECOND, all_orders, drawn, group, problem
+from runtime.policy.slo.plan.problem import GroupPlan, PlanQueue, Problem, Spread
+from tests.runtime.policy.slo.plan.problems import MIB, SECOND, all_orders, drawn, group, problem
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -107,3 +107,13 @@ def test_bounds_of_a_problem() -> None:
     with pytest.raises(ValueError, match="alpha is between"):
         problem([group(0)], alpha=1.0)
     assert Spread(1).sigma == 0
+
+
+def test_insertion_counts_what_has_to_end_before_a_load() -> None:
+    """Of two queues one is free at once, but what is on it ends after 20 s; the other is free after 3 s."""
+    slow = PlanQueue("b", 1024 * MIB, (0,), Spread(3 * SECOND))
+    runs = problem([group(0, 1)], cells=2, queues=(PlanQueue("a", 1024 * MIB, (0,), ends=(20 * SECOND,)), slow))
+    assert insert_all(runs) == ((), (0,))
+    long = group(0, 0, execution=Spread(20 * SECOND), pinned=0)
+    ahead = problem([long, group(1, 1)], cells=2, queues=(PlanQueue("a", 1024 * MIB, (0,)), slow))
+    assert insert_all(ahead) == ((0,), (1,))

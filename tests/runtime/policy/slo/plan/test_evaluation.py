@@ -33,13 +33,17 @@ def _ends(made: Problem, queue: int, some: list[int]) -> list[tuple[int, int, in
     now, found, rates = made.queues[queue].busy.mean, [], made.rates[queue]
     resident = dict.fromkeys(made.queues[queue].resident, 0)
     warm = set(rates.warm)
+    until = dict(zip(made.queues[queue].resident, made.queues[queue].ends, strict=False))
     for place, i in enumerate(some):
         each = made.groups[i]
         slowness = rates.slowness[each.chain]
-        now += _load(made, queue, some, place, resident, warm)
+        before = list(resident)
+        load = _load(made, queue, some, place, resident, warm)
+        now = max([now, *(until.get(chain, 0) for chain in before if chain not in resident)]) + load
         drain = each.drain.mean * slowness // SAME_SPEED
         waits = each.drain.mean * (each.members - 1) // each.members
         end = (waits + each.execution.mean) * slowness // SAME_SPEED
+        until[each.chain] = max(until.get(each.chain, 0), now + end)
         found.append((i, now + end, now + (waits * slowness // SAME_SPEED if each.waits_only else end)))
         now += drain
     return found
@@ -92,9 +96,16 @@ def _problems(draw: st.DrawFn) -> tuple[Problem, Orders]:
         )
         for number in range(draw(numbers(1, 7)))
     ]
+    ends = numbers(0, 9 * SECOND)
     lines = [
-        PlanQueue("q", room * MIB, tuple(draw(st.sampled_from([(), (0,), (1,)]))), Spread(draw(numbers(0, 5)) * SECOND))
-        for _ in range(queues)
+        PlanQueue(
+            "q",
+            room * MIB,
+            loaded,
+            Spread(draw(numbers(0, 5)) * SECOND),
+            draw(st.one_of(st.just(()), st.tuples(*[ends] * len(loaded)))),
+        )
+        for loaded in (draw(st.sampled_from([(), (0,), (1,)])) for _ in range(queues))
     ]
     rates = [
         QueueRates(
@@ -133,6 +144,28 @@ def test_neighbours_of_one_model_load_it_once() -> None:
     last = [evaluate(made, (order,)).completion // 10 for order in ((0, 2, 1, 3), (0, 1, 2, 3))]
     # Ends at 0.9, 1.9, 4.9, 5.9 s, and with three loads at 0.9, 3.9, 6.9, 9.9 s.
     assert last == pytest.approx([13.6 * SECOND, 21.6 * SECOND], rel=1e-4)
+
+
+def test_what_leaves_for_a_load_ends_first() -> None:
+    """QL-13: a model's weights are in use until the last of its answers has ended, not only started."""
+    long = group(0, 0, execution=Spread(20 * SECOND))
+    made = problem([long, group(1, 1)])
+    # The first group starts within 0.9 s and ends at 20.9; then 2 s of loading, and 0.9 s to the last start.
+    assert evaluate(made, ((0, 1),)).completion // 10 == pytest.approx((20.9 + 23.8) * SECOND, rel=1e-4)
+    both = problem([long, group(1, 1)], queues=(PlanQueue("q", 2048 * MIB, (0,)),))
+    assert evaluate(both, ((0, 1),)).completion // 10 == pytest.approx((20.9 + 1.0 + 2.0 + 0.9) * SECOND, rel=1e-4)
+
+
+def test_what_runs_now_ends_before_its_model_leaves() -> None:
+    busy = problem([group(0, 1, due=6 * SECOND)], queues=(PlanQueue("q", 1024 * MIB, (0,), ends=(5 * SECOND,)),))
+    assert evaluate(busy, ((0,),)).completion // 10 == pytest.approx(7.9 * SECOND, rel=1e-4)
+    assert evaluate(busy, ((0,),)).late == 0  # late alone and first: it has no weight
+    assert evaluate(problem([group(0, 1, due=6 * SECOND)]), ((0,),)).completion // 10 < 3 * SECOND
+
+
+def test_end_for_each_resident_chain_or_none() -> None:
+    with pytest.raises(ValueError, match="an end for each resident chain"):
+        PlanQueue("q", 1, (0, 1), ends=(1,))
 
 
 def test_only_missing_blocks_of_a_chain_cost() -> None:
