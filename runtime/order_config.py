@@ -11,6 +11,8 @@ from typing import Literal, get_args
 #: Groups of models that do not fit together run in a planned order. `paper`: as `qlm`, with the paper's equations.
 Plan = Literal["off", "fcfs", "edf", "qlm", "paper"]
 
+#: See `OrderConfig.assign`.
+Assignment = Literal["backlog", "turns"]
 #: See `OrderConfig.overload`.
 Overload = Literal["queue", "edf", "reject"]
 
@@ -31,6 +33,8 @@ class OrderConfig:
             wait for them (`edf` and `qlm`; `policy.slo.backfill`).
         slo_classes: Whether requests of nearly the same `slo_ms` may be in one group (`policy.slo.objectives`), or only
             those of the same. A plan orders whole groups: with fewer of them it has less to choose from.
+        assign: Which cell a group gets that several may serve: the one that will have served it first (`backlog`,
+            QL-12), or the next one in turn (`turns`, the paper's round robin), in which case it stays there.
         group_batches: Most requests of a group, as a multiple of the mean number that run (QL-03; the paper's delta).
         plan_alpha: Probability with which a planned group is to be on time.
         plan_rounds: Moves that the search for a plan tries; 0: groups are only inserted.
@@ -50,6 +54,7 @@ class OrderConfig:
     backfill: bool = False
     group_batches: int = 4
     cells: bool = True
+    assign: str = "backlog"
     plan_alpha: float = 0.95
     plan_rounds: int = 40_000
     plan_duty: float = 0.05
@@ -65,6 +70,8 @@ class OrderConfig:
             raise ValueError("plan_alpha and plan_duty are shares, and plan_rounds is 0 to 10,000,000")
         if not 0.0 <= self.run_floor < float("inf") or self.overload not in get_args(Overload):
             raise ValueError("run_floor is at least 0, and overload queue, edf or reject")
+        if self.assign not in get_args(Assignment):
+            raise ValueError("assign must be one of backlog, turns")
 
     @property
     def by_deadline(self) -> bool:
@@ -83,6 +90,11 @@ class OrderConfig:
     def plans(self) -> bool:
         """Whether groups may run in a planned order."""
         return self.plan in ("qlm", "paper")
+
+    @property
+    def floor(self) -> float:
+        """How many times its load a model serves at least before another one takes its place; 0: no limit."""
+        return self.run_floor if self.plans else 0.0
 
     @property
     def evicts(self) -> bool:

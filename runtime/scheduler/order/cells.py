@@ -5,7 +5,8 @@
 
 A group stays in its cell while that has a living path for it, and what runs never moves. When a cell has none any more,
 its groups go to other cells that have one; else they wait for it. The queues of other cells change no further (QL-06).
-Where there is one cell there is nothing to choose, and nothing is limited.
+Where there is one cell there is nothing to choose, and nothing is limited. With `assign = "turns"` groups go to the
+cells in turn, and stay: the paper's baseline.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class CellAssignment:
 
     def __init__(self, config: ClusterConfig, devices: Devices, placed: BlockMap, forecasts: Forecasts) -> None:
         self._most, self._devices, self._placed, self._forecasts = config.max_num_seqs, devices, placed, forecasts
+        self._in_turn, self._turn = config.order.assign == "turns", 0
         self._cells: dict[str, ServingCell] = {}
         self._chains: dict[str, Chain] = {}
         forecasts.queues.choose = self.choose
@@ -63,16 +65,19 @@ class CellAssignment:
                 self._forecasts.queues.assign(group, self.choose(group))
 
     def choose(self, group: Group) -> str:
-        """Return the cell in which a group would end first; of equal ones the first."""
+        """Return the cell in which a group would end first, of equal ones the first; or the next one in turn."""
         able = [name for name in self._cells if self._runs(name, group)]
         if not able:
             return group.cell if group.cell in self._cells else next(iter(self._cells), "")
+        if self._in_turn:
+            self._turn += 1
+            return able[self._turn % len(able)]
         return able[0] if len(able) == 1 else min(able, key=self._forecasts.backlog)
 
     def balance(self) -> bool:
         """Assign members that wait to cells with places left for which none waits; return whether there were any."""
         groups, moved = self._forecasts.groups, False
-        if len(self._cells) < 2:
+        if len(self._cells) < 2 or self._in_turn:
             return False
         waited_for = {group.cell for group in groups}
         for name in self._cells:

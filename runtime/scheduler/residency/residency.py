@@ -15,8 +15,11 @@ Contract:
   their budget (`DevicePages.budget`), both together never exceed that.
 - A stage with sequences on it is never unloaded, nor one that an earlier waiting sequence needs.
 - A sequence whose stages do not fit beside stages in use waits `swap_patience_ms`, or `_PATIENCE` times the expected
-  load if that is longer. Then stages in use are closed, furthest next use first: they take no new sequences, and leave
-  when those on them have ended. Meanwhile no later sequence loads anything on that device, so none starves.
+  load if that is longer; so do all of its chain together, whichever is the first. Then stages in use are closed,
+  furthest next use first: they take no new sequences, and leave when those on them have ended. Meanwhile no later
+  sequence loads anything on that device, so none starves.
+- Where groups run in a planned order, the first one does not wait: that it is the first is the plan's decision, and the
+  run floor keeps models from taking turns too often.
 
 Of a shared budget:
 - A load gets, in this order, free pages, pages of cached prefixes, and the memory of stages that leave. It takes no
@@ -236,8 +239,8 @@ class Residency:
         Without this, models that take turns would load for longer than they serve. What would be late by waiting does
         not wait.
         """
-        order, floor = self._state.order, self._state.config.order.run_floor
-        if order is None or not self._state.config.order.plans or not floor:
+        order, floor = self._state.order, self._state.config.order.floor
+        if order is None or not floor:
             return False
         ends = (
             since + floor * took
@@ -301,7 +304,7 @@ class Residency:
         if waiter is None or waiter.sequence is not sequence:
             return False
         missing = footprint_of(each.weights for each in resident).missing(incoming)
-        return now - waiter.since >= self._patience(missing)
+        return bool(self._state.config.order.floor) or now - waiter.since >= self._patience(missing)
 
     def _wait(
         self,
@@ -313,7 +316,9 @@ class Residency:
     ) -> None:
         """Let a sequence wait for room; close stages in use once it has waited long enough."""
         waiter = self._waiters.get(device.name)
-        if waiter is None or waiter.sequence is not sequence:
+        if waiter is not None and waiter.sequence.chain is sequence.chain:
+            waiter.sequence = sequence  # the first of its chain has changed
+        elif waiter is None or waiter.sequence is not sequence:
             waiter = self._waiters[device.name] = RoomWaiter(sequence, now)
             self._state.tell.control(now, "stage.wait", "QL-13", device.name, seq=sequence.seq)
         if not self._overdue(sequence, device, resident, incoming, now):

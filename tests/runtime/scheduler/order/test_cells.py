@@ -14,10 +14,10 @@ M = counting_model("m", "1* 2 3* 4", max_model_len=1024)
 N = counting_model("n", "1* 2 5* 6", max_model_len=1024)
 
 
-def cluster(devices: int = 2, cells: bool = True, places: int = 2) -> VirtualCluster:
+def cluster(devices: int = 2, cells: bool = True, places: int = 2, assign: str = "backlog") -> VirtualCluster:
     config = ClusterConfig(
         devices=devices, max_num_seqs=places, placement="replicate", control=ControlConfig.off(),
-        order=OrderConfig("qlm", evict=False, cells=cells),
+        order=OrderConfig("qlm", evict=False, cells=cells, assign=assign),
     )  # fmt: skip
     return VirtualCluster((M, N), devices=devices, pages=600, config=config, costs=lambda plan: MS, latency=MS // 100)
 
@@ -98,6 +98,20 @@ def test_a_place_that_is_left_is_used_by_what_waits_elsewhere() -> None:
             ask(each, f"s{number}", 40, MS, 60_000)
     last, best = (max(finish(each).values()) for each in (made, single))
     assert last < 1.1 * best
+
+
+def test_groups_in_turn_stay_where_they_are() -> None:
+    """The baseline of QL-12: every second group is long, so one cell gets all long ones while the other idles."""
+    ends = {}
+    for assign in ("backlog", "turns"):
+        made, found = cluster(assign=assign), dict[str, str]()
+        for number in range(8):
+            ask(made, f"s{number}", 300 if number % 2 else 5, (1 + number) * MS, 60_000 + number)
+        made.at(10 * MS, lambda made=made, found=found: found.update(where(made)))
+        ends[assign] = max(finish(made).values())
+        if assign == "turns":
+            assert len({found[f"s{number}"] for number in (1, 3, 5, 7)}) == 1
+    assert ends["turns"] > 1.5 * ends["backlog"]
 
 
 def test_the_death_of_a_device_changes_no_other_queue() -> None:

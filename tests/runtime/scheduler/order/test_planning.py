@@ -12,6 +12,7 @@ import pytest
 from runtime.config import ClusterConfig, ControlConfig, OrderConfig
 from runtime.control.overload import retry_after
 from runtime.control.scheduler_io import PlanSolved, SolvePlan
+from runtime.scheduler.order.plan_problem import Planning, planning_of
 from runtime.scheduler.order.plan_solver import solution_of
 from runtime.scheduler.order.planning import Plans
 from tests.runtime.scheduler.residency.test_swapping import Swapping, family
@@ -39,12 +40,12 @@ class Planned(Swapping):
         super().carry_out(rest)
 
 
-def swapping(plan: str = "qlm", limit: int = 6_000, models: int = 3, **order: object) -> Planned:
+def swapping(plan: str = "qlm", limit: int = 6_000, models: int = 3, patience: int = 5, **order: object) -> Planned:
     """Return a cluster that holds one model of three at a time, and takes 100 ms to load one."""
     settings: dict[str, Any] = {"evict": False, "plan_rounds": 200, "run_floor": 0.0} | order
     config = ClusterConfig(
         residency="swap",
-        swap_patience_ms=5,
+        swap_patience_ms=patience,
         max_num_seqs=2,
         control=ControlConfig.off(),
         order=OrderConfig(plan, **settings),  # type: ignore[arg-type]
@@ -104,12 +105,29 @@ def test_a_strict_order_lets_no_loaded_model_pass(plan: str, strict: bool, passe
 
 def test_one_plan_is_asked_for_in_an_episode() -> None:
     made = swapping()
-    interleave(made)
+    interleave(made, 9)  # all are there at the first review
     finished(made)
     counters = made.scheduler.state().counters
     assert len(made.asked) == 1
     assert counters.plans_used + counters.plans_rejected == 1
     assert counters.violations_foreseen == 0
+
+
+def test_a_problem_says_when_what_runs_has_ended() -> None:
+    """Its model cannot leave before."""
+    made = swapping()
+    made.ask(replace(request("long", (1, 2, 3), "m0", max_tokens=60, ignore_eos=True), slo_ms=60_000), at=MS)
+    for number in range(8):
+        one, at = request(f"s{number}", (1, 2, 3), f"m{1 + number % 2}", max_tokens=4, ignore_eos=True), 108 * MS
+        made.ask(replace(one, arrival=at, slo_ms=60_000 + number), at=at)
+    seen: list[Planning | None] = []
+    scheduler = made.scheduler
+    assert scheduler.order is not None
+    made.at(115 * MS, lambda: seen.append(planning_of(scheduler._state, scheduler.order, 0, made.now)))
+    finished(made)
+    assert seen[0] is not None
+    queue = seen[0].problem.queues[0]
+    assert len(queue.ends) == len(queue.resident) and max(queue.ends) > 0
 
 
 def test_nothing_is_planned_where_all_models_fit() -> None:
@@ -252,3 +270,31 @@ def scheduled(seed: int) -> int:
 def test_any_schedule_with_models_that_come_and_go_ends_well() -> None:
     """`finished` checks tokens, and that nothing is left."""
     assert sum(map(scheduled, range(8))) > 0
+
+
+def first_end(plan: str, patience: int, **order: object) -> float:
+    """Return when a second model has answered first, in ms, while requests of another one run all the time.
+
+    From 200 ms on, one of its requests comes every 5 ms, each due before those that came earlier.
+    """
+    made = swapping(plan, models=2, patience=patience, **order)
+    for number in range(90):
+        answer = 60 if number % 2 else 35  # so that two do not end together, and leave it idle
+        one, at = request(f"a{number}", (1, 2, 3), "m0", max_tokens=answer, ignore_eos=True), (1 + 25 * number) * MS
+        made.ask(replace(one, arrival=at, slo_ms=600_000), at=at)
+    for number in range(200):
+        one, at = request(f"b{number}", (1, 2, 3), "m1", max_tokens=2, ignore_eos=True), (200 + 5 * number) * MS
+        made.ask(replace(one, arrival=at, slo_ms=60_000 - 100 * number), at=at)
+    finished(made)
+    return min(event.t / MS for event in made.trace.named("finish") if event.seq.startswith("b"))
+
+
+def test_a_model_waits_its_patience_whichever_of_its_requests_is_the_first() -> None:
+    """QL-13: 100 ms, until those that run have ended, and its load; not 100 ms after the last of its requests."""
+    assert 400 < first_end("edf", 100) < 600
+
+
+def test_a_planned_order_is_followed_at_once_after_the_run_floor() -> None:
+    """QL-13: that a model is first is the plan's decision; without a floor it waits as by deadline."""
+    assert first_end("qlm", 2_000, run_floor=2.0) < 700
+    assert first_end("qlm", 2_000, run_floor=0.0) > 1_500
