@@ -27,7 +27,7 @@ def deploy(scenario: Scenario, policy: Policy) -> EngineDeployment:
     hosts = [Host(server, hardware.host_cache * server.count) for server in cluster.servers]
     prices = {server.gpu: Pricing(server.gpu, family) for server in cluster.servers}
     devices = {
-        name: EngineDevice(hosts[at], prices[hosts[at].server.gpu], hardware.usable_bytes)
+        name: EngineDevice(hosts[at], prices[hosts[at].server.gpu], hardware.usable_bytes(hosts[at].server.gpu))
         for name, at in cluster.devices()
     }
     return EngineDeployment(family, devices, policy.engines, scenario.pace.tick)

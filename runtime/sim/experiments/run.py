@@ -153,13 +153,13 @@ def _adaptation(
 
 
 def _node(name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily, host: Host, pricing: Pricing) -> Node:
-    weights = scenario.cluster.weight_bytes(family.nbytes)
-    usable = scenario.cluster.usable_bytes
+    gpu = host.server.gpu
+    weights, usable = scenario.cluster.weight_bytes(gpu, family.nbytes), scenario.cluster.usable_bytes(gpu)
     budget = usable if scenario.cluster.pages == "rest" else 0
     pages = (budget or usable - weights) // family.page_bytes
     if pages < 1:
-        raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
-    engine = SimEngine(name, host.server.gpu, family, pages, pricing, policy.stand_ins.right)
+        raise InputError(f"a device of {gpu.name} has no room for a page of {family.page_bytes:,} bytes")
+    engine = SimEngine(name, gpu, family, pages, pricing, policy.stand_ins.right)
     lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
     agent = Agent(name, pages, policy.agent, engine.alike, strides=policy.strides, page_bytes=family.page_bytes)
     return Node(agent, engine, Loader(engine, host), weights, budget, lanes=lanes)

@@ -25,13 +25,14 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
 from runtime.bench.lengths import parse_lengths
 from runtime.bench.popularity import Popularity
 from runtime.bench.traces import TraceFormat, read_trace
-from runtime.sim.cost.hardware import ClusterHardware, ServerSpec, gpu_named, link_named
+from runtime.sim.cost.hardware import ClusterHardware, Gpu, ServerSpec, gpu_named, link_named
 from runtime.sim.experiments.policy import Policy, policy_of
 from runtime.sim.experiments.tables import settings_of, table_of
 from runtime.sim.models.family import App
@@ -62,6 +63,7 @@ class ClusterSettings:
 
     Fields:
         gpu: Kind of the devices.
+        gpus: Kinds by server, where they differ: those of the first servers, then again from the first one on.
         servers: Devices of each server.
         net, inside, host, disk: Kinds of links.
         usable: Share of a device's memory for weights and pages together.
@@ -77,6 +79,7 @@ class ClusterSettings:
     """
 
     gpu: str = "A100-80GB"
+    gpus: tuple[str, ...] = ()
     servers: tuple[int, ...] = (2, 2, 4, 4)
     net: str = "100gbps"
     inside: str = "nvlink3"
@@ -100,21 +103,21 @@ class ClusterSettings:
 
     def cluster(self) -> ClusterHardware:
         """Return the hardware. Raises InputError for unknown names."""
-        gpu, links = gpu_named(self.gpu), [link_named(name) for name in (self.inside, self.host, self.disk)]
+        kinds = [gpu_named(name) for name in self.gpus or (self.gpu,)]
+        links = [link_named(name) for name in (self.inside, self.host, self.disk)]
         return ClusterHardware(
-            tuple(ServerSpec(gpu, count, *links) for count in self.servers),
+            tuple(ServerSpec(gpu, count, *links) for gpu, count in zip(cycle(kinds), self.servers, strict=False)),
             link_named(self.net),
             round(self.control_us * 1000),
         )
 
-    @property
-    def usable_bytes(self) -> int:
-        """Bytes of a device for weights and pages together."""
-        return int(gpu_named(self.gpu).memory * self.usable)
+    def usable_bytes(self, gpu: Gpu) -> int:
+        """Return the bytes of a device for weights and pages together."""
+        return int(gpu.memory * self.usable)
 
-    def weight_bytes(self, needed: int) -> int:
+    def weight_bytes(self, gpu: Gpu, needed: int) -> int:
         """Return the bytes of weights that a device holds at most, where all models together have `needed` bytes."""
-        return min(needed, int(self.usable_bytes * self.weights))
+        return min(needed, int(self.usable_bytes(gpu) * self.weights))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from runtime.sim.cost.hardware import GPUS
 from runtime.sim.experiments.run import assemble, play
 from runtime.sim.experiments.scenario import Scenario, scenario_of
 from runtime.sim.models.family import family_of
@@ -43,7 +44,7 @@ def test_every_request_is_answered_and_weights_stay_below_the_limit(loads: str, 
         def handle(self, event: Any, now: int) -> Any:
             counts, weights = node.agent.pages(), node.engine.memory().weights
             used = (counts.capacity - counts.free) * node.engine.page_bytes
-            assert weights <= node.weights and weights + used <= scenario.cluster.usable_bytes
+            assert weights <= node.weights and weights + used <= scenario.cluster.usable_bytes(GPUS["A100-80GB"])
             seen.append(counts.capacity)
             return told(event, now)
 
@@ -84,7 +85,7 @@ def test_pages_get_what_weights_leave():
     small = scenario_of("one", {"cluster": {"servers": [1], "weights": 0.4}, "apps": {"count": 1}})
     large = scenario_of("many", {"cluster": {"servers": [1], "weights": 0.4}, "apps": {"count": 20}})
     pages = [assemble(each, each.policies["blocks"]).nodes["s0g0"].engine for each in (small, large)]
-    usable = small.cluster.usable_bytes
+    usable = small.cluster.usable_bytes(GPUS["A100-80GB"])
     one, many = (engine.page_capacity * engine.page_bytes for engine in pages)
     assert usable - 13.6e9 < one < usable - 13.4e9
     assert many == pytest.approx(0.6 * usable, rel=0.01)
