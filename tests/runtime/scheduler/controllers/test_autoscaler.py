@@ -29,7 +29,7 @@ QUICK = ControlConfig(
 
 def hot_cluster(control: ControlConfig, devices: int = 4, **changes) -> VirtualCluster:
     config = ClusterConfig(devices=devices, placement="partition", control=control)
-    cluster = VirtualCluster([ONE], [CUT], devices=devices, pages=48, config=config, **changes)
+    cluster = VirtualCluster([ONE], [CUT], devices=devices, config=config, **{"pages": 48, **changes})
     for number in range(10):
         cluster.ask(request(f"s{number}", range(number % 5 + 1), "one", max_tokens=32), at=number * MS // 2)
     return cluster
@@ -75,6 +75,26 @@ def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
                 "a stage of blocks that are not there any more"
             )
             assert cluster.nodes[device.name].engine.memory().weights <= device.plan.nbytes
+
+
+@pytest.mark.parametrize(("high", "grows"), [(0.8, False), (0.2, True)])
+def test_a_block_gets_an_instance_above_the_configured_load(high: float, grows: bool) -> None:
+    """A device that is never more than half full."""
+    cluster = hot_cluster(replace(QUICK, high=high, low=0.1), pages=150)
+    watched(cluster, 4 * MS, 360 * MS)
+    cluster.run()
+    cluster.expect()
+    assert bool(cluster.trace.named("scale.up")) is grows
+
+
+@pytest.mark.parametrize("cooldown", [20, 80])
+def test_after_a_change_a_block_rests_for_the_configured_time(cooldown: int) -> None:
+    cluster = hot_cluster(replace(QUICK, cooldown_ms=cooldown), devices=6, pages=16)
+    watched(cluster, 4 * MS, 360 * MS)
+    cluster.run()
+    cluster.expect()
+    first, second, *_ = (event.t for event in cluster.trace.named("scale.up"))
+    assert cooldown * MS <= second - first <= (cooldown + 2 * QUICK.interval_ms) * MS
 
 
 def test_with_an_idle_time_of_zero_no_instance_goes() -> None:
