@@ -127,6 +127,13 @@ def test_the_way_of_an_order_and_its_answer_counts() -> None:
     assert all(estimate == pytest.approx(measured, rel=0.05) for estimate, measured in moves[4:])
 
 
+@pytest.mark.parametrize("bandwidth", [2e6, 5e8])
+def test_before_any_outcome_the_configured_bandwidth_holds(bandwidth: float) -> None:
+    times = MeasuredTimes(ControlConfig(bandwidth=bandwidth), None, TraceEvents(None, ""))
+    assert times.loads.seconds("d0", {"a block": 1_000_000}) == pytest.approx(1e6 / bandwidth, rel=0.01)
+    assert times.move_seconds(64, 4, 8, 1e6, None) == pytest.approx(16 * 1e6 / bandwidth, rel=0.01)
+
+
 def test_turns_of_both_agents_count_for_the_back_alone() -> None:
     turn = 0.5
     links = (LinkProfile("host", "process", Line((1.0, 1e6), (turn, turn + 1.0))),)
