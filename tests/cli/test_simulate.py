@@ -134,7 +134,8 @@ def test_what_cannot_be_is_refused_in_one_line(
     [
         ("[cluster\n", "no TOML"),
         ("[clutter]\n", "no 'clutter'"),
-        ("[cluster]\ngpus = 3\n", "no 'gpus'"),
+        ("[cluster]\nslots = 3\n", "no 'slots'"),
+        ("[cluster]\ngpus = 3\n", "cluster.gpus: Expected `array`"),
         ('[cluster]\ngpu = "abacus"\n', "abacus"),
         ("[policies.blocks]\nchunks = 3\n", "no 'chunks'"),
         ("[policies.blocks]\nprefill_chunk = 0\n", "at least 1"),
