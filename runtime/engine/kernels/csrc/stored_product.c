@@ -102,8 +102,8 @@ int zoo_stored(const float *x, int64_t rows, int64_t k, const char *w, int64_t a
             if (panel == NULL) continue;
             const char *from = w + p * NR * apart * size, *coming = from + (p + 1 < panels ? NR * apart * size : 0);
             int64_t width = n - p * NR < NR ? n - p * NR : NR;
-            /* Two full blocks of rows take long enough to read the next panel beside them; fewer rows read it beside the
-             * layout: with 64 rows of 576 that is 8 % faster, with 16 rows it would be 16 % slower. */
+            /* Two full blocks of rows take long enough to read the next panel beside them. Fewer rows would wait for it: they
+             * read it beside the layout. */
             const int beside = narrow && rows >= 2 * MR && apart == k;
             if (rows > FEW) lay_out_panel(from, apart * size, width, k * size, beside ? from : coming, panel);
             for (int64_t b = 0; b < blocks; b++) {
