@@ -5,7 +5,8 @@
 
 Two commands take turns, each in new processes: `zoo generate MODEL PROMPT --max-tokens 1`, and `zoo serve MODEL` with
 one streamed request, sent once it prints its address. Files are in the page cache after the first start, which is not
-counted.
+counted. That one also writes the compiled modules: PYTHONDONTWRITEBYTECODE is unset for the commands, since with it
+each start of an editable install compiles Block Zoo again, which is some tenths of a second.
 
 - `first_token_seconds`: from the start of the process to the first text of the answer at its reader.
 - `ready_seconds`: to the address of `zoo serve`.
@@ -33,6 +34,7 @@ from zoo.api import Zoo
 
 _ZOO = (sys.executable, "-c", "from cli.app import main; main()")
 _PATIENCE = 300
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def generate(store: Path, model: str, prompt: str, pages: str) -> FreshProcess:
     """Run `zoo generate` for one token. Raises RuntimeError if it ends without one."""
     command = [*_ZOO, "generate", model, prompt, "--max-tokens", "1", "--store", str(store)]
     begin = time.monotonic()
-    process = subprocess.Popen([*command, "--kv-cache-memory-bytes", pages], stdout=subprocess.PIPE)
+    process = subprocess.Popen([*command, "--kv-cache-memory-bytes", pages], stdout=subprocess.PIPE, env=_ENVIRONMENT)
     text = b"" if process.stdout is None else os.read(process.stdout.fileno(), 1)
     seconds = time.monotonic() - begin
     _, status, usage = os.wait4(process.pid, 0)
@@ -64,7 +66,7 @@ def serve(store: Path, model: str, prompt: str, options: Sequence[str]) -> Fresh
     command = [*_ZOO, "serve", model, "--store", str(store), "--port", "0", *options]
     begin = time.monotonic()
     with log.open("w") as said:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=_ENVIRONMENT)
     try:
         address = "" if process.stdout is None else process.stdout.readline().strip()
         ready = time.monotonic() - begin

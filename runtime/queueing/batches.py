@@ -12,7 +12,6 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 from sqlalchemy import Connection, RowMapping, Table, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from runtime.queueing import requests
 from runtime.queueing.records import DurableRequest, State
@@ -76,6 +75,8 @@ class LineAnswer:
 
 def put(connection: Connection, batch: StoredBatch) -> bool:
     """Add a batch. Return False, with nothing changed, if there is one with its id."""
+    from sqlalchemy.dialects import postgresql, sqlite  # here, since most servers keep no batches
+
     make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     row = _row({each.name: getattr(batch, each.name) for each in fields(batch)})
     query = make(_batches).values(row).on_conflict_do_nothing().returning(_batches.c.id)

@@ -6,7 +6,6 @@ calls back once it accepts connections, and parks durable requests when it stops
 
 from __future__ import annotations
 
-import gc
 import socket
 from collections.abc import Awaitable, Callable
 from types import FrameType
@@ -16,13 +15,11 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from runtime.config import ServerConfig
+from runtime.heap import settle_heap
 from runtime.server.capacity import Gate
 
 #: Bytes of a request line with headers, of trailers, and between two pieces of a body; the bound that h11 has.
 MOST_HEAD = 1 << 16
-#: New objects until the youngest generation is collected, its collections until one of the next generation, and so on.
-#: `cli.app` raises the first number, so that imports go fast: a collection of 50,000 objects took 55 ms.
-COLLECT = (1_000, 10, 10)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -85,20 +82,6 @@ class HttpServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._gate.closed = True
         super().handle_exit(sig, frame)
-
-
-def settle_heap() -> None:
-    """Keep garbage collections short from now on: each stops every thread, the event loop's too.
-
-    A collection looks at all objects of its generations in one go, at about a microsecond each, and keeps the
-    interpreter's lock meanwhile. So the young generations are small, and what the packages and the models
-    have made for good is left out of full collections, which would take some tenths of a second.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT)
-    # A full collection follows once there are a quarter more objects than the last one has found: none, now.
-    gc.collect()
 
 
 def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -> HttpServer:

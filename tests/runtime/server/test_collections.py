@@ -9,7 +9,7 @@ import pytest
 
 from cli.app import _COLLECT
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.server.http_server import COLLECT
+from runtime.heap import COLLECT
 from tests.runtime.server.harness import running
 
 #: Objects that one collection may look at: the youngest generation and the next one, and some that came meanwhile.
