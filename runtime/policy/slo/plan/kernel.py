@@ -192,7 +192,8 @@ def search(
             for c in range(terms):
                 # A group's share of each term, at first; nothing in the last quarter of a cycle.
                 share = w[t.total + c] // (2 * t.groups) + (typical if c % 2 == 0 and c < terms - 1 else 0)
-                w[t.threshold + c] = share * max(4 * left - span, 0) // (3 * span)
+                part, whole = max(4 * left - span, 0), 3 * span  # share * part // whole, within 64 bits
+                w[t.threshold + c] = share // whole * part + share % whole * part // whole
         if _move(t, d, orders, lengths, draws, 4 * number, w) and _improves(t, w):
             _keep(t, d, orders, lengths, w)
     _restore(t, d, orders, lengths, w)

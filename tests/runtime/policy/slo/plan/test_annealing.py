@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from runtime.policy.slo.plan.annealing import solve
+from runtime.policy.slo.plan import kernel
+from runtime.policy.slo.plan.annealing import solve, solve_quickly
+from runtime.policy.slo.plan.compiled import PlanKernel
 from runtime.policy.slo.plan.evaluation import Evaluator, check, evaluate
 from runtime.policy.slo.plan.insertion import by_deadline, insert_all
 from runtime.policy.slo.plan.problem import GroupPlan, PlanQueue, Problem, Spread
@@ -117,3 +120,36 @@ def test_insertion_counts_what_has_to_end_before_a_load() -> None:
     long = group(0, 0, execution=Spread(20 * SECOND), pinned=0)
     ahead = problem([long, group(1, 1)], cells=2, queues=(PlanQueue("a", 1024 * MIB, (0,)), slow))
     assert insert_all(ahead) == ((0,), (1,))
+
+
+def test_a_worse_order_does_not_stay_for_being_the_present_one() -> None:
+    made = problem([group(number, number % 2) for number in range(6)])
+    judge = Evaluator(made)
+    present = ((0, 1, 2, 3, 4, 5),)
+    score = judge.score(present)
+    for plan in (solve(made, present), solve_quickly(judge, present, score)):
+        assert plan.solver == "insertion"
+        assert plan.score < score
+
+
+def test_no_group_goes_to_a_queue_that_cannot_run_it() -> None:
+    """There it would take no time at all, as its times are those of a queue of slowness 0."""
+    for seed in range(3):
+        made = drawn(16, 3, seed, models=5, together=True, rounds=1500)
+        rates = [
+            replace(each, slowness=tuple(1024 * ((m + at) % 3 > 0) for m in range(5)))
+            for at, each in enumerate(made.rates)
+        ]
+        made = replace(made, rates=tuple(rates))
+        plan = solve(made)
+        check(made, plan.orders)
+        assert plan.solver == "annealing"
+
+
+def test_search_stays_within_64_bits() -> None:
+    """Must show 6, one digest with numba: compiled code has no larger integers."""
+    huge = [group(number, number % 2, members=1 << 17, drain=1 << 50) for number in range(8)]
+    made = problem(huge, rounds=1600, scenarios=1)
+    arrays = PlanKernel(kernel.queue_cost, kernel.search, kernel.load_times, compiled=True)
+    with np.errstate(over="raise"):
+        assert solve(made, kernel=arrays) == solve(made)
