@@ -79,12 +79,13 @@ class CellAssignment:
         groups, moved = self._forecasts.groups, False
         if len(self._cells) < 2 or self._in_turn:
             return False
-        waited_for = {group.cell for group in groups}
+        waited_for = {group.cell for group in groups.waiting()}
         for name in self._cells:
             free = self._most - self._forecasts.running(name)
             if name in waited_for or free < 1:
                 continue
-            group = next((group for group in groups if not group.planned and self._runs(name, group)), None)
+            others = (group for group in groups if group.cell in waited_for and not group.planned)
+            group = next((group for group in others if self._runs(name, group)), None)
             if group is not None:
                 self._forecasts.queues.assign(groups.take_first(group, free), name)
                 moved = True
