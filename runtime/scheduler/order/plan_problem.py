@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from runtime.chains import Chain
 from runtime.policy.slo.cells import ServingCell
 from runtime.policy.slo.forecast import Occupancy
 from runtime.policy.slo.groups import Group
 from runtime.policy.slo.plan.problem import (
+    MOST_MEMBERS,
     SAME_SPEED,
     Orders,
     PlanGroup,
@@ -49,7 +51,7 @@ class Planning:
 def planning_of(state: ClusterState, order: DeadlineOrder, rounds: int, now: int) -> Planning | None:
     """Return the problem at this moment; None where an order of groups gains nothing over deadlines.
 
-    That is so where all chains of a cell fit together, or there are fewer than two groups.
+    That is so where all chains of a cell fit together, or there are fewer than two groups that some cell can run.
     """
     if state.config.residency != "swap":
         return None
@@ -58,7 +60,14 @@ def planning_of(state: ClusterState, order: DeadlineOrder, rounds: int, now: int
     if len(waiting) < 2:
         return None
     made = _Builder(state, order, chains, waiting)
-    return made.planning(waiting, rounds, now) if made.contended else None
+    able = _fewest([group for group in waiting if made.runs(group)])
+    return made.planning(able, rounds, now) if len(able) > 1 and made.contended else None
+
+
+def _fewest(waiting: Sequence[Group]) -> list[Group]:
+    """Return the first groups, as far as a problem can count their members."""
+    until = accumulate(len(group) for group in waiting)
+    return [group for group, members in zip(waiting, until, strict=True) if members <= MOST_MEMBERS]
 
 
 def _cells(state: ClusterState) -> list[ServingCell]:
@@ -98,6 +107,10 @@ class _Builder:
             if room and sum(self._sizes[name] for name in names) > room:
                 return True
         return False
+
+    def runs(self, group: Group) -> bool:
+        """Return whether the cell that a group waits for has all of its chain; if not, it waits for another one."""
+        return self._at_home(self._chains[self._numbers[group.key.chain]], self._cells[self._queue_of(group)])
 
     def planning(self, waiting: Sequence[Group], rounds: int, now: int) -> Planning:
         largest = max(sum(self._sizes[name] for name in self._names(chain)) for chain in self._chains)
@@ -166,7 +179,9 @@ class _Builder:
         return [*names, adapters] if adapters in self._sizes else names
 
     def _at_home(self, chain: Chain, cell: Sequence[str]) -> bool:
-        return any(name in cell for use in chain.uses for name in self._state.block_map.instances.get(use.block, ()))
+        """Return whether a cell has all blocks of a chain; others may have those that chains share, too."""
+        where = self._state.block_map.instances
+        return all(any(name in cell for name in where.get(use.block, ())) for use in chain.uses)
 
     def _loaded(self, chain: Chain, cell: Sequence[str]) -> bool:
         devices = (self._state.devices[name] for name in cell)

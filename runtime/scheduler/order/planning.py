@@ -29,6 +29,8 @@ from runtime.scheduler.state import ClusterState
 _REVIEW, _REVIEW_GROUP = 200_000_000, 10_000_000
 #: A quick order replaces the present one if a term gets less by this share.
 _GAIN = 0.02
+#: Why no order is followed with `overload = "edf"`.
+_BY_DEADLINE = "late requests remain: by deadline"
 #: After so long, in ns, a plan that is asked for counts as failed.
 _PATIENCE = 60_000_000_000
 
@@ -64,6 +66,9 @@ class Plans:
         self._number = 0
         self._since: int | None = None
         self._planned: frozenset[int] = frozenset()
+        #: The cells of the problem that is being solved, and those of the order that is followed.
+        self._asked_of: tuple[str, ...] = ()
+        self._followed_in: tuple[str, ...] = ()
         self._covered: frozenset[int] = frozenset()
         self._next = self._allowed = 0
         self._plan: GroupPlan | None = None
@@ -79,6 +84,8 @@ class Plans:
         made = planning_of(self._state, self._order, self._config.plan_rounds, now)
         if made is None:
             self._next, self._remain, self._hopeless = now + _REVIEW, False, 0
+            if self._plan is not None:
+                self._covered = frozenset()
             self._drop_plan("all waiting models fit together")
             return
         groups = frozenset(group.id for group in made.problem.groups)
@@ -110,7 +117,9 @@ class Plans:
             self._why = event.why or "all waiting models fit together"
             self._trace_plan(now, "plan.failed", self._why)
             return
-        found = repaired(event.plan, made.problem, made.present if self._config.plan == "qlm" else None)
+        present = made.present if self._config.plan == "qlm" else None
+        other = made.cells != self._asked_of
+        found = RejectedPlan("other cells") if other else repaired(event.plan, made.problem, present)
         if isinstance(found, RejectedPlan):
             counters.plans_rejected += 1
             self._trace_plan(now, "plan.reject", found.why)
@@ -119,7 +128,7 @@ class Plans:
         self._remain = found.score.late > 0
         self._trace_plan(now, "plan.use", found.solver)
         if self._remain and self._config.overload == "edf":
-            self._drop_plan("late requests remain: by deadline")
+            self._drop_plan(_BY_DEADLINE)
             return
         self._follow(made, found, self._why)
 
@@ -148,10 +157,13 @@ class Plans:
     def _follow_quick(self, made: Planning, judge: Evaluator, present: PlanScore, groups: frozenset[int]) -> PlanScore:
         """Follow what insertion finds, or the last plan with what is new inserted, if that is clearly better."""
         found = solve_quickly(judge, made.present, present)
-        if self._plan is not None and groups - self._planned:
+        if self._plan is not None and groups - self._planned and made.cells == self._followed_in:
             mended = repaired(self._plan, made.problem, judge=judge)
             if isinstance(mended, GroupPlan) and mended.score <= found.score:
                 found = mended
+        if found.score.late and self._config.overload == "edf":
+            self._drop_plan(_BY_DEADLINE)
+            return present
         if found.solver == "present" or not _clearly_less(found.score, present):
             return present
         why = "late requests foreseen" if present.late else "another order spares loads"
@@ -171,7 +183,7 @@ class Plans:
 
     def _ask_for_plan(self, made: Planning, groups: frozenset[int], present: PlanScore, now: int) -> None:
         self._number += 1
-        self._since, self._covered = now, groups
+        self._since, self._covered, self._asked_of = now, groups, made.cells
         self._why = "late requests foreseen" if present.late or present.lateness else "another order spares loads"
         self._state.counters.violations_foreseen += bool(present.late or present.lateness)
         method: PlanMethod = "paper" if self._config.plan == "paper" else "search"
@@ -179,7 +191,7 @@ class Plans:
         self._trace_plan(now, "plan.ask", self._why)
 
     def _follow(self, made: Planning, plan: GroupPlan, why: str) -> None:
-        self._plan, self._why = plan, why
+        self._plan, self._why, self._followed_in = plan, why, made.cells
         self._planned = frozenset(group for some in plan.orders for group in some)
         self._order.follow(dict(zip(made.cells, plan.orders, strict=True)))
         self._state.changed = True
@@ -188,7 +200,7 @@ class Plans:
         """Let deadlines order again."""
         self._why = why
         if self._plan is not None:
-            self._plan, self._planned, self._covered = None, frozenset(), frozenset()
+            self._plan, self._planned = None, frozenset()
             self._order.follow({})
             self._state.changed = True
 

@@ -12,9 +12,10 @@ import pytest
 from runtime.config import ClusterConfig, ControlConfig, OrderConfig
 from runtime.control.overload import retry_after
 from runtime.control.scheduler_io import PlanSolved, SolvePlan
+from runtime.policy.slo.plan.problem import PlanScore
 from runtime.scheduler.order.plan_problem import Planning, planning_of
 from runtime.scheduler.order.plan_solver import solution_of
-from runtime.scheduler.order.planning import Plans
+from runtime.scheduler.order.planning import Plans, _clearly_less
 from tests.runtime.scheduler.residency.test_swapping import Swapping, family
 from tests.runtime.scheduler.virtual_cluster import MS
 from tests.runtime.virtual import request
@@ -26,12 +27,14 @@ class Planned(Swapping):
 
     solving: int = 10 * MS
     asked: list[SolvePlan] = field(default_factory=list)
+    asked_at: list[int] = field(default_factory=list)
 
     def carry_out(self, commands: Iterable[Any]) -> None:
         rest = []
         for command in commands:
             if isinstance(command, SolvePlan):
                 self.asked.append(command)
+                self.asked_at.append(self.now)
                 found = solution_of(command, rounds=min(command.problem.rounds, 200))
                 solved = PlanSolved(command.number, found.plan, found.why, self.solving)
                 self.at(self.now + self.solving, lambda solved=solved: self.tell(solved))
@@ -113,6 +116,57 @@ def test_one_plan_is_asked_for_in_an_episode() -> None:
     assert counters.violations_foreseen == 0
 
 
+def test_one_plan_is_asked_for_though_late_requests_remain() -> None:
+    """QL-17: nothing new has come that another plan could be for."""
+    made = swapping()
+    interleave(made, 9, slo_ms=260)
+    finished(made)
+    assert len(made.asked) == 1
+    assert made.scheduler.state().counters.violations_foreseen == 1
+
+
+def test_solving_takes_its_share_of_the_time_at_most() -> None:
+    made = swapping(plan_duty=0.1)
+    made.solving = 100 * MS
+    for number in range(120):
+        one, at = request(f"s{number}", (1, 2, 3), f"m{number % 3}", max_tokens=4, ignore_eos=True), 25 * number * MS
+        made.ask(replace(one, arrival=at, slo_ms=300 + number), at=at)
+    finished(made)
+    gaps = [later - first for first, later in zip(made.asked_at, made.asked_at[1:], strict=False)]
+    assert len(gaps) >= 2
+    assert min(gaps) >= 100 * MS + 1_000 * MS
+
+
+def test_a_plan_that_comes_after_its_patience_is_of_no_use() -> None:
+    """Another one has been asked for meanwhile; only that one counts."""
+    made = swapping()
+    made.solving = 61_000 * MS
+    interleave(made, 9, slo_ms=260)
+    for number in range(9):
+        one, at = request(f"t{number}", (1, 2, 3), f"m{number % 3}", max_tokens=40, ignore_eos=True), 60_700 * MS
+        made.ask(replace(one, arrival=at, slo_ms=260 + number), at=at)
+    made.ticks(10 * MS, 61_100 * MS)
+    made.run(until=61_050 * MS)
+    counters = made.scheduler.state().counters
+    assert [each.number for each in made.asked] == [1, 2]
+    assert counters.plans_failed == 1
+    assert (counters.plans_used, counters.plans_rejected) == (0, 0), "the first plan has come, and is ignored"
+    assert plans_of(made).picture().under_way
+
+
+def test_a_quick_order_is_followed_for_a_gain_of_a_fiftieth() -> None:
+    was = PlanScore(((10, 1_000),), 50)
+    for score, less in (
+        (PlanScore(((9, 9_000),), 90), True),
+        (PlanScore(((10, 979),), 90), True),
+        (PlanScore(((10, 981),), 0), False),
+        (PlanScore(((10, 1_000),), 48), True),
+        (was, False),
+        (PlanScore(((11, 0),), 0), False),
+    ):
+        assert _clearly_less(score, was) == less
+
+
 def test_a_problem_says_when_what_runs_has_ended() -> None:
     """Its model cannot leave before."""
     made = swapping()
@@ -156,6 +210,18 @@ def test_late_requests_that_remain_run_by_deadline_if_asked_for() -> None:
     made.run(until=400 * MS)
     assert plans_of(made).picture().solver in ("", "insertion")
     finished(made)
+
+
+@pytest.mark.parametrize("overload", ["queue", "edf"])
+def test_no_order_with_late_requests_is_followed_if_asked_for(overload: str) -> None:
+    """QL-19: by deadline instead, whatever found that order."""
+    made, late = swapping(overload=overload), set[bool]()
+    interleave(made, slo_ms=240)
+    plans = plans_of(made)
+    for at in range(12, 2_000, 10):
+        made.at(at * MS, lambda: late.add(plans._plan is not None and plans._plan.score.late > 0))
+    finished(made)
+    assert (True in late) == (overload == "queue")
 
 
 def test_models_that_take_turns_serve_longer_than_they_load() -> None:
@@ -220,8 +286,11 @@ def test_deciding_is_replayable() -> None:
 
 @pytest.mark.parametrize("evict", [True, False])
 def test_running_sequences_give_way_to_a_model_that_has_to_be_loaded(evict: bool) -> None:
-    """QL-09 and QL-13: `finished` compares the tokens of all with those of undisturbed sequences."""
-    made = swapping(evict=evict)
+    """QL-09 and QL-13: `finished` compares the tokens of all with those of undisturbed sequences.
+
+    They do not start again on the model that has to leave, though it would still be there for long by patience.
+    """
+    made = swapping(evict=evict, patience=2_000)
     for number in range(4):  # how long loads and answers take is learned
         one = request(f"w{number}", (1, 2, 3), f"m{number % 2}", max_tokens=8, ignore_eos=True)
         made.ask(replace(one, arrival=(1 + 200 * number) * MS, slo_ms=60_000), at=(1 + 200 * number) * MS)
@@ -298,3 +367,26 @@ def test_a_planned_order_is_followed_at_once_after_the_run_floor() -> None:
     """QL-13: that a model is first is the plan's decision; without a floor it waits as by deadline."""
     assert first_end("qlm", 2_000, run_floor=2.0) < 700
     assert first_end("qlm", 2_000, run_floor=0.0) > 1_500
+
+
+def test_only_the_first_that_waits_for_a_device_may_have_others_give_way() -> None:
+    made, seen = swapping(patience=2_000), dict[str, bool]()
+    residency, state = made.scheduler.residency, made.scheduler._state
+    for seq, model, tokens, slo_ms in (
+        ("long", "m0", 60, 60_000),
+        ("first", "m1", 4, 60_000),
+        ("second", "m2", 4, 70_000),
+    ):
+        one, at = request(seq, (1, 2, 3), model, max_tokens=tokens, ignore_eos=True), (1 + 110 * (seq != "long")) * MS
+        made.ask(replace(one, arrival=at, slo_ms=slo_ms), at=at)
+
+    def look() -> None:
+        for seq in ("first", "second"):
+            sequence = state.sequences[seq]
+            route = state.router.only(sequence.chain)
+            assert route is not None
+            seen[seq] = residency.in_the_way(sequence, state.router.lacking(route)) is not None
+
+    made.at(120 * MS, look)
+    finished(made)
+    assert seen == {"first": True, "second": False}
