@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from runtime.policy.slo.forecast import Occupancy
 from runtime.policy.slo.lengths import AnswerClass
 from runtime.policy.slo.objectives import TimeObjective
 
@@ -65,7 +66,9 @@ class Group:
         started: Whether a member of it has run.
         live: Number of its members that have not ended.
         context, made, most: Sums over the waiting members.
-        work: What a mean member's work was found to be, after what that was found from; empty where it was not.
+        changes: Number of its changes of members.
+        work: What a mean member's work was found to be, after the versions of what that was found from; empty where it
+            was not.
     """
 
     id: int
@@ -78,7 +81,8 @@ class Group:
     context: int = 0
     made: int = 0
     most: int = 0
-    work: tuple[object, ...] = ()
+    changes: int = 0
+    work: tuple[int, int, int, Occupancy] | None = None
     _turns: list[Turn] = field(default_factory=list)
     _members: dict[Turn, Member] = field(default_factory=dict)
 
@@ -100,6 +104,10 @@ class Group:
         """Where it stands among all groups with waiting members."""
         return (self.key.priority, self.place, *self._turns[0])
 
+    def is_before(self, rank: tuple[int, int, int]) -> bool:
+        """Return whether it stands before a request of this priority, place and deadline, or equally."""
+        return (self.key.priority, self.place, self._turns[0][0]) <= rank
+
     @property
     def mean(self) -> tuple[float, int, int]:
         """Tokens to compute, tokens made and the limit of the mean waiting member."""
@@ -118,6 +126,7 @@ class Group:
         return member
 
     def _count(self, member: Member, sign: int) -> None:
+        self.changes += 1
         self.context += sign * member.context
         self.made += sign * member.made
         self.most += sign * member.most
@@ -128,11 +137,6 @@ class Group:
         for turn in later:
             rest._add(turn, self._remove(turn))
         return [rest._members[turn].seq for turn in later]
-
-
-class _First(NamedTuple):
-    order: tuple[int, int, int, int]
-    member: Member
 
 
 class WaitingGroups:
@@ -151,7 +155,7 @@ class WaitingGroups:
         self._by_chain: dict[str, dict[int, Group]] = {}
         self._of: dict[str, Group] = {}
         self._turns: dict[str, Turn] = {}
-        self._firsts: dict[str, dict[str, _First]] = {}
+        self._firsts: dict[str, dict[str, Member]] = {}
         self._last = self._told = 0
         #: Most members of a group: the paper's delta x mean batch.
         self.size = 1 << 30
@@ -176,15 +180,13 @@ class WaitingGroups:
         """Return the group of a live request, None for one that never waited."""
         return self._of.get(seq)
 
-    def first(self, chain: str, cell: str | None = None) -> Member | None:
-        """Return the first waiting request of a chain, in one cell if that is given; None if none waits there."""
-        firsts = self._firsts_of(chain)
-        found = min(firsts.values(), default=None) if cell is None else firsts.get(cell)
-        return None if found is None else found.member
+    def first(self, chain: str, cell: str = "") -> Member | None:
+        """Return the first waiting request of a chain in a cell; None if none waits there."""
+        return self._firsts_of(chain).get(cell)
 
     def firsts(self, chain: str) -> list[Member]:
         """Return the first waiting request of a chain in each cell, by the cells' names."""
-        return [first.member for _, first in sorted(self._firsts_of(chain).items())]
+        return [member for _, member in sorted(self._firsts_of(chain).items())]
 
     def waiting(self) -> Iterator[Group]:
         """Iterate over the groups with waiting members, in any order."""
@@ -194,14 +196,15 @@ class WaitingGroups:
         """Note that places or cells of groups have changed."""
         self._firsts.clear()
 
-    def _firsts_of(self, chain: str) -> dict[str, _First]:
+    def _firsts_of(self, chain: str) -> dict[str, Member]:
         """Return the first waiting request by cell; kept until a group of the chain changes."""
         known = self._firsts.get(chain)
         if known is None:
-            known = self._firsts[chain] = {}
+            best: dict[str, Group] = {}
             for group in self._by_chain.get(chain, {}).values():
-                if len(group) and ((best := known.get(group.cell)) is None or group.order < best.order):
-                    known[group.cell] = _First(group.order, next(iter(group)))
+                if len(group) and (group.cell not in best or group.order < best[group.cell].order):
+                    best[group.cell] = group
+            known = self._firsts[chain] = {cell: next(iter(group)) for cell, group in best.items()}
         return known
 
     def take_first(self, group: Group, count: int) -> Group:

@@ -102,7 +102,7 @@ class Admission:
         heads = [(state.waiting.rank(sequence), sequence) for sequence in state.waiting.heads()]
         while heads:
             sequence = heads[0][1]
-            route = None
+            cell, route = state.waiting.cell(sequence), None
             if not self._residency.is_closed(sequence.chain) and not (
                 sequence.suspect
                 and any(other.suspect and other.waits.paused is None for other in state.running.values())
@@ -120,7 +120,7 @@ class Admission:
                     full |= state.block_map.devices_of(sequence.chain)
                 heapq.heappop(heads)
                 continue
-            after = state.waiting.after(sequence)
+            after = state.waiting.after(sequence, cell)
             if after is None:
                 heapq.heappop(heads)
             else:

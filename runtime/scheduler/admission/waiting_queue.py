@@ -61,12 +61,16 @@ class WaitingQueue:
         sequence.rank = rank
         self.add(sequence)
 
-    def after(self, sequence: ScheduledSequence) -> ScheduledSequence | None:
-        """Return the first sequence of a chain, in the cell of this one, which has just left; None if none waits."""
+    def cell(self, sequence: ScheduledSequence) -> str:
+        """Return the cell of a waiting sequence; empty where there are none."""
+        return "" if self._forecasts is None else self._forecasts.cell(sequence)
+
+    def after(self, sequence: ScheduledSequence, cell: str) -> ScheduledSequence | None:
+        """Return the first sequence of a chain in the `cell` that one was in before it left; None if none waits."""
         queue = self._queues.get(sequence.chain.version)
         if queue is None:
             return None
-        return queue.after(sequence) if isinstance(queue, GroupedQueue) else queue.first()
+        return queue.first_in(cell) if isinstance(queue, GroupedQueue) else queue.first()
 
     def heads(self) -> list[ScheduledSequence]:
         """Return the first sequence of each chain, and of each cell where there are any, in rank order."""

@@ -54,6 +54,7 @@ class DeadlineOrder:
         self.forecasts = Forecasts(self._times, self._lengths, self._soft, places, outcome, config.slo_classes)
         self._batch = _Mean(places)
         self._size = config.group_batches
+        self.forecasts.groups.size = max(1, self._size * places)
         self.plan = config.plan
         #: By device: the least time of a decode step there, with its urgent rows alone; where steps are capped.
         self.quickest: dict[str, float] = {}
@@ -88,9 +89,10 @@ class DeadlineOrder:
         """Move the first sequences of each chain that cannot be on time any more behind those that can."""
         for head in waiting.heads():
             first: ScheduledSequence | None = head
+            cell = waiting.cell(head)
             while first is not None and (rank := self._late_rank(first, now)) is not None:
                 waiting.rerank(first, rank)
-                first = waiting.after(first)
+                first = waiting.after(first, cell)
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
 

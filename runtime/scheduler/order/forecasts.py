@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 from runtime.policy.slo.bounds import OutcomeBounds
 from runtime.policy.slo.forecast import Forecast, Occupancy, forecast
@@ -140,7 +139,7 @@ class Forecasts:
 
     def limit(self, sequence: ScheduledSequence) -> None:
         """Record that a waiting sequence finds no room beside those that run in its cell."""
-        cell = self._cell(sequence)
+        cell = self.cell(sequence)
         self._places[cell] = max(self.running(cell), 1)
 
     def promise(self, sequence: ScheduledSequence, now: int) -> Forecast | None:
@@ -152,7 +151,7 @@ class Forecasts:
         waiting = (
             (len(group) - (group is own), self.work(group))
             for group in self.groups.waiting()
-            if group.cell == own.cell and (group is own or group.order[:3] <= rank)
+            if group.cell == own.cell and (group is own or group.is_before(rank))
         )
         rests = [self.rest(each) for each in self._here(own.cell)]
         error, sigmas = self._error**0.5, self._bounds.sigmas
@@ -245,12 +244,13 @@ class Forecasts:
             before.append((count, own))
         return found
 
-    def _cell(self, sequence: ScheduledSequence) -> str:
+    def cell(self, sequence: ScheduledSequence) -> str:
+        """Return the cell that the group of a live sequence is assigned to; empty for none."""
         group = self.groups.group_of(sequence.seq)
         return "" if group is None else group.cell
 
     def _here(self, cell: str) -> list[ScheduledSequence]:
-        return [each for each in self._running.values() if self._cell(each) == cell]
+        return [each for each in self._running.values() if self.cell(each) == cell]
 
     def _learn(self, told: Forecast, took: int) -> None:
         self._bounds.add(abs(took - told.end) / max(told.unit, 1))
@@ -265,12 +265,12 @@ class Forecasts:
 
     def work(self, group: Group) -> Occupancy:
         """Return the work that the mean waiting member of a group is; it is kept, since few groups change at a time."""
-        by = (self._times.version, self._lengths.version, len(group), group.context, group.made, group.most)
-        if group.work[:-1] != by:
-            context, made, most = group.mean
-            found = self._work_of(group.key.answers.model, group.key.answers, context, made, most)
-            group.work = (*by, found)
-        return cast(Occupancy, group.work[-1])
+        known, times, lengths = group.work, self._times.version, self._lengths.version
+        if known is not None and known[0] == times and known[1] == lengths and known[2] == group.changes:
+            return known[3]
+        found = self._work_of(group.key.answers.model, group.key.answers, *group.mean)
+        group.work = times, lengths, group.changes, found
+        return found
 
     def promised(self, group: Group) -> Occupancy:
         """Return the part of `work` until what a group's deadlines are for: its first token, or its whole answer."""

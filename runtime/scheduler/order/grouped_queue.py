@@ -22,21 +22,13 @@ class GroupedQueue:
         groups = self._forecasts.groups.of_chain(self._version)
         return (self._sequences[member.seq] for group in groups for member in group)
 
-    def first(self) -> ScheduledSequence:
-        """Return the first sequence. Raises IndexError if there is none."""
-        member = self._forecasts.groups.first(self._version)
-        if member is None:
-            raise IndexError(f"no sequence of {self._version} waits")
-        return self._sequences[member.seq]
-
     def firsts(self) -> list[ScheduledSequence]:
         """Return the first sequence of each cell."""
         return [self._sequences[member.seq] for member in self._forecasts.groups.firsts(self._version)]
 
-    def after(self, sequence: ScheduledSequence) -> ScheduledSequence | None:
-        """Return the first sequence in the cell of one that has just left, None if there is none."""
-        group = self._forecasts.groups.group_of(sequence.seq)
-        member = self._forecasts.groups.first(self._version, None if group is None else group.cell)
+    def first_in(self, cell: str) -> ScheduledSequence | None:
+        """Return the first sequence of a cell, None if there is none."""
+        member = self._forecasts.groups.first(self._version, cell)
         return None if member is None else self._sequences[member.seq]
 
     def add(self, live: ScheduledSequence) -> None:

@@ -84,12 +84,39 @@ def test_the_first_of_each_cell_is_found() -> None:
         group.cell = cell
     groups.reorder()
     assert [member.seq for member in groups.firsts("m@1")] == ["s1", "s0"]
+    assert groups.first("m@1", "a") == Member("s1", 1, 0, 9)
     assert groups.first("m@1", "b") == Member("s0", 1, 0, 9) and groups.first("m@1", "c") is None
     later, group = next(iter(groups)), groups.group_of("s0")
     assert later.cell == "a" and group is not None
     group.place = 5
     groups.reorder()
-    assert groups.first("m@1").seq == "s1" and groups.first("m@1", "b").seq == "s0"
+    assert groups.first("m@1", "a").seq == "s1" and groups.first("m@1", "b").seq == "s0"
+
+
+def test_what_is_split_off_is_found_in_its_own_cell() -> None:
+    """The rest of a group that is cut when an earlier one has ended may be assigned to another cell."""
+    cells = iter(("a", "a", "b"))
+    groups = WaitingGroups(lambda group: setattr(group, "cell", next(cells)))
+    groups.add(SOON, (0, 0), Member("s0", 1, 0, 9))
+    groups.remove("s0")
+    groups.start("s0")
+    for number in range(1, 5):
+        groups.add(SOON, (number, number), Member(f"s{number}", 1, 0, 9))
+    assert [member.seq for member in groups.firsts("m@1")] == ["s1"]
+    groups.size = 2
+    groups.end_member("s0")
+    assert [member.seq for member in groups.firsts("m@1")] == ["s1", "s3"]
+
+
+def test_what_is_taken_of_a_group_is_found_by_itself() -> None:
+    groups = WaitingGroups(lambda group: setattr(group, "cell", "b"))
+    for number in range(3):
+        groups.add(SOON, (number, number), Member(f"s{number}", 1, 0, 9))
+    group = groups.group_of("s0")
+    assert group is not None and groups.first("m@1", "b").seq == "s0"
+    taken = groups.take_first(group, 2)
+    assert (named(taken), taken.cell, named(group)) == (["s0", "s1"], "", ["s2"])
+    assert [member.seq for member in groups.firsts("m@1")] == ["s0", "s2"]
 
 
 def test_any_order_of_events_leaves_nothing() -> None:

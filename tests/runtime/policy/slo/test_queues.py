@@ -124,3 +124,14 @@ def test_the_only_cell_takes_a_plan_of_any_name() -> None:
     queues.cells = ("d0",)
     queues.follow({"": [1, 3, 2]})
     assert queues.orders() == {"d0": [1, 3, 2]}
+
+
+def test_what_waits_when_a_plan_is_over_is_found_by_deadline() -> None:
+    """A group that came after a planned one had ended stood behind one of a later deadline."""
+    queues = made(100, 20, 50)
+    queues.follow({"": [1, 2]})
+    end(queues, 1)
+    put(queues, 3, 5)
+    assert queues.groups.first("m@1").seq == "s2"
+    end(queues, 2)
+    assert queues.groups.first("m@1").seq == "s3"

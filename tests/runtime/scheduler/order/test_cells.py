@@ -5,21 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.config import ClusterConfig, ControlConfig, OrderConfig
+from runtime.control.scheduler_io import AddRequests
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.scheduler.observe.snapshot import picture_of
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
-from tests.runtime.virtual import request
+from tests.runtime.virtual import Told, request
 
 M = counting_model("m", "1* 2 3* 4", max_model_len=1024)
 N = counting_model("n", "1* 2 5* 6", max_model_len=1024)
 
 
-def cluster(devices: int = 2, cells: bool = True, places: int = 2, assign: str = "backlog") -> VirtualCluster:
+def cluster(
+    devices: int = 2, cells: bool = True, places: int = 2, assign: str = "backlog", pages: int = 600
+) -> VirtualCluster:
     config = ClusterConfig(
         devices=devices, max_num_seqs=places, placement="replicate", control=ControlConfig.off(),
         order=OrderConfig("qlm", evict=False, cells=cells, assign=assign),
     )  # fmt: skip
-    return VirtualCluster((M, N), devices=devices, pages=600, config=config, costs=lambda plan: MS, latency=MS // 100)
+    return VirtualCluster((M, N), devices=devices, pages=pages, config=config, costs=lambda plan: MS, latency=MS // 100)
 
 
 def ask(made: VirtualCluster, seq: str, tokens: int, at: int, slo_ms: int | None = None, model: str = "m") -> None:
@@ -143,3 +146,22 @@ def test_virtual_queues_are_shown_by_cell() -> None:
     assert [each["cell"] for each in queue.virtual] == sorted({*where(made).values()})
     assert sorted(id for each in queue.virtual for id in each["groups"]) == sorted(each.id for each in queue.groups)
     finish(made)
+
+
+def test_a_request_that_can_never_run_leaves_other_queues_as_they_are() -> None:
+    """It ends as the first of its cell's queue, while another cell has the next request of the same model."""
+    made, at = cluster(pages=40), 100 * MS
+    for number in range(4):  # both devices load the model
+        ask(made, f"w{number}", 5, MS, 50_000 + number)
+    never = request("never", (1,) * 600, "m", max_tokens=5, ignore_eos=True)
+    lot = [replace(never, arrival=at, slo_ms=1_000)]
+    for number in range(4):
+        one = request(f"s{number}", range(1, 9), "m", max_tokens=20, ignore_eos=True)
+        lot.append(replace(one, arrival=at, slo_ms=50_000 + number))
+    for one in lot:
+        made.requests[one.seq], made.told[one.seq] = one, Told(list(one.output))
+    made.at(at, lambda: made.tell(AddRequests(tuple(lot))))
+    made.ticks(10 * MS, 500 * MS)
+    made.run(until=500 * MS)
+    ends = {one.seq: made.told[one.seq].last.finish for one in lot}
+    assert ends == {"never": "error", **dict.fromkeys(("s0", "s1", "s2", "s3"), "length")}

@@ -88,3 +88,13 @@ def test_a_planned_sequence_that_is_late_keeps_its_place() -> None:
             plan(made, ("late", "fine"))
         orders[planned] = ended(made)[5:]
     assert orders == {False: ["fine", "late"], True: ["late", "fine"]}
+
+
+def test_a_queue_is_cut_into_groups_from_the_first_request_on() -> None:
+    """QL-03: four times the places, until it is known how many requests run on average."""
+    made = cluster()
+    ask(made, "first", 60_000, at=MS)
+    for number in range(10):
+        ask(made, f"s{number}", 60_000, at=2 * MS)
+    made.run(until=5 * MS)
+    assert [len(group) for group in order_of(made).forecasts.groups] == [4, 4, 2]
