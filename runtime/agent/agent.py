@@ -251,13 +251,13 @@ class Agent:
         if not self._steps.under_way:
             self._batches.prepare()
 
-    def first(self, result: StageResult) -> Send | None:
+    def first(self, result: StageResult, now: int) -> Send | None:
         """Return the message of a step to the next device if it can be sent before `finish_step`, else None.
 
         That is so for a persistent batch with a message built beforehand. `finish_step` has to be called right
         afterwards, and does not return this message again.
         """
-        return self._results.first(result)
+        return self._results.first(result, now)
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]:
         """Record the result of the oldest step of a lane and return the commands that follow from it.
@@ -426,11 +426,12 @@ class Agent:
 
     def _queue_forwarded(self, rows: ForwardRows, arrays: Sequence[Array], now: int) -> None:
         came = self._batches.rows_of(rows, arrays, now)
+        in_full = came is None
         if came is None:
             came = rows_of_pass(rows, arrays, self.device, self._sequence_table.sequences, self._early, now)
             self._batches.arrived(rows, came)
         if rows.sent > self._results.ended and came and came[0].hop and not self._steps.under_way:
-            self._hop_times.record(came[0].sequence.path[came[0].hop - 1].device, rows, arrays, now)
+            self._hop_times.record(came[0].sequence.path[came[0].hop - 1].device, rows, arrays, in_full, now)
         if self._copies.returns:
             came = self._copies.hold_rows(came)
         self._queue.add_rows(came, bool(rows.attempts), now)

@@ -216,8 +216,9 @@ class AgentStats(Message, frozen=True, tag=True, array_like=True):
         links: (agent, state of the direct link to it): `direct`, `making`, or the reason why tensors go through host
             memory.
         prompt_tokens: Tokens of prompts among the rows waiting.
-        hops: (device that rows came from, their bytes, nanoseconds on the way) of rows that came while this device
-            waited, since the last report. Clocks of devices on different machines differ.
+        hops: (device that rows came from, their bytes, nanoseconds on the way, whether their message was in full and
+            not of a batch that decodes on) of rows that came while this device waited, since the last report. Clocks
+            of devices on different machines differ.
         host_kv, host_weights: Bytes of host memory with K and V, and with weights that wait to be loaded again.
         copies: (whether to host memory, bytes, nanoseconds) of K and V that were copied, since the last report.
         prompts: (stage, tokens, tokens before them, nanoseconds) of steps with tokens of prompts, since the last
@@ -233,7 +234,7 @@ class AgentStats(Message, frozen=True, tag=True, array_like=True):
     queues: tuple[tuple[str, int], ...]
     links: tuple[tuple[str, str], ...] = ()
     prompt_tokens: int = 0
-    hops: tuple[tuple[str, int, int], ...] = ()
+    hops: tuple[tuple[str, int, int, bool], ...] = ()
     host_kv: int = 0
     host_weights: int = 0
     copies: tuple[tuple[bool, int, int], ...] = ()

@@ -99,7 +99,7 @@ class _Equations:
         self.sums = [by * each for each in self.sums]
 
     def solve(self, toward: Sequence[float], pull: float) -> list[float]:
-        """Return the best coefficients of at least 0, trying each choice of those that are not 0.
+        """Return the best coefficients of at least 0, trying each choice of those that are not 0, first all.
 
         Args:
             toward: Coefficients that the solution is pulled to; it has those that no point tells.
@@ -112,7 +112,7 @@ class _Equations:
             sums[at] += pull * products[at][at] * toward[at]
             products[at][at] *= 1 + pull
         best, least = [0.0] * size, math.inf
-        for some in (each for count in range(1, len(told) + 1) for each in combinations(told, count)):
+        for some in (each for count in range(len(told), 0, -1) for each in combinations(told, count)):
             found = [0.0] * size
             solved = _solve([[products[i][j] for j in some] for i in some], [sums[i] for i in some])
             for at, value in zip(some, solved, strict=True):
@@ -120,6 +120,8 @@ class _Equations:
             error = sum(found[i] * (sum(products[i][j] * found[j] for j in some) - 2 * sums[i]) for i in some)
             if min(solved) >= 0 and error < least:
                 best, least = found, error
+                if len(some) == len(told):  # nothing is better than the best without a bound
+                    break
         return [best[at] if at in told else toward[at] for at in range(size)]
 
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from runtime.messages import ForwardRows, Message, RowsDone, RunRows
 from runtime.types import Sampled
 
@@ -25,9 +27,10 @@ _SLOTS = 8
 
 
 class ForwardRowsDelta(Message, frozen=True, tag=True, array_like=True):
-    """The last ForwardRows of a slot, every start and every `generated` one more."""
+    """The last ForwardRows of a slot, every start and every `generated` one more. `sent`: as there."""
 
     slot: int
+    sent: int = 0
 
 
 class RunRowsDelta(Message, frozen=True, tag=True, array_like=True):
@@ -94,7 +97,7 @@ class DeltaEncoder:
             return message
         match message:
             case ForwardRows():
-                return ForwardRowsDelta(slot)
+                return ForwardRowsDelta(slot, message.sent)
             case RunRows():
                 return RunRowsDelta(slot, message.tokens)
         tokens = _plain_tokens(message)
@@ -140,6 +143,8 @@ class DeltaDecoder:
         if not isinstance(message, ForwardRowsDelta) and len(tokens) != len(slot.last.seqs):
             return None
         slot.last, slot.following = slot.following or _following(slot.last, tokens), None
+        if isinstance(message, ForwardRowsDelta) and message.sent:
+            return replace(slot.last, sent=message.sent)  # the slot's own has no time, which is not the next one's
         return slot.last
 
 

@@ -113,7 +113,9 @@ def encode(
         parts = _parts(arrays, kinds)
         envelope = _Envelope(kinds, short or message)  # type: ignore[arg-type]
         body = preamble + (
-            _said_again(kinds, short.slot) if isinstance(short, ForwardRowsDelta) else _encoder.encode(envelope)
+            _said_again(kinds, short.slot)
+            if isinstance(short, ForwardRowsDelta) and not short.sent
+            else _encoder.encode(envelope)
         )
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large")

@@ -20,6 +20,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.sequence import QueuedRow
 from runtime.agent.steps.outbound import next_device, pass_of
@@ -31,6 +33,9 @@ from runtime.types import Row, Sampled
 
 #: Batches that are kept. A path that returns to a device has one for each of its hops there; they run in turn.
 _MOST = 8
+#: One in so many steps of a batch is timed on its way to the next device (`agent.steps.hop_times`). The messages of the
+#: others are alike, so that both ends of a link look them up instead of encoding and decoding each.
+_TIMED = 8
 #: A batch on a device: its number, the sequence of its first row, and that row's hop.
 _Key = tuple[int, str, int]
 
@@ -80,6 +85,7 @@ class DecodeBatches:
         self._waiting: _Batch | None = None
         self._running: _Batch | None = None
         self._sent: Sequence[QueuedRow] | None = None
+        self._untimed = 0
         #: Number of steps that took rows and plan from a batch, advanced by one token.
         self.reused = 0
 
@@ -159,10 +165,10 @@ class DecodeBatches:
 
     # -- its results ---------------------------------------------------------------------------------------------------
 
-    def first(self, rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | None:
+    def first(self, rows: Sequence[QueuedRow], outputs: Mapping[str, Array], now: int) -> Send | None:
         """Return the message that carries a step's rows to the next device, if it was built beforehand.
 
-        Returns it once per step.
+        Returns it once per step. One in `_TIMED` says when it left.
         """
         batch = self._running
         if batch is None or batch.rows is not rows or self._sent is rows or not _whole(rows):
@@ -171,8 +177,11 @@ class DecodeBatches:
             return None
         if not isinstance(outputs, Stacked) or not outputs.matches_rows(batch.names):
             return None
-        self._sent = rows
-        return Send(batch.device, batch.onward, (outputs.whole,))
+        self._sent, message = rows, batch.onward
+        self._untimed = (self._untimed + 1) % _TIMED
+        if not self._untimed:
+            message = replace(message, sent=now)
+        return Send(batch.device, message, (outputs.whole,))
 
     def already_sent(self, rows: Sequence[QueuedRow]) -> bool:
         """Return whether `first` has returned the message for these rows, and reset that."""

@@ -19,14 +19,17 @@ class HopTimes:
     """Hops since the last report."""
 
     def __init__(self) -> None:
-        self._hops: list[tuple[str, int, int]] = []
+        self._hops: list[tuple[str, int, int, bool]] = []
 
-    def record(self, source: str, rows: ForwardRows, arrays: Sequence[Array], now: int) -> None:
-        """Record rows that came from `source` and did not wait for a step here."""
+    def record(self, source: str, rows: ForwardRows, arrays: Sequence[Array], in_full: bool, now: int) -> None:
+        """Record rows that came from `source` and did not wait for a step here.
+
+        `in_full`: not of a batch that this device already runs, whose messages are short and are built beforehand.
+        """
         if rows.sent < now and len(self._hops) < _MOST:
-            self._hops.append((source, sum(len(each.data) for each in arrays), now - rows.sent))
+            self._hops.append((source, sum(len(each.data) for each in arrays), now - rows.sent, in_full))
 
-    def drain(self) -> tuple[tuple[str, int, int], ...]:
-        """Return (source, bytes, nanoseconds) of each hop since the last call."""
+    def drain(self) -> tuple[tuple[str, int, int, bool], ...]:
+        """Return (source, bytes, nanoseconds, whether in full) of each hop since the last call."""
         hops, self._hops = tuple(self._hops), []
         return hops

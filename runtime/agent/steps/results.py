@@ -64,13 +64,13 @@ class StepResults:
         #: Nanoseconds that the engine worked, tokens that it ran, and when the latest step ended.
         self.busy = self.tokens = self.ended = 0
 
-    def first(self, result: StageResult) -> Send | None:
+    def first(self, result: StageResult, now: int) -> Send | None:
         """Return the message of a step that can be sent before `finish`, as `Agent.first`."""
         plan, rows = self._steps.oldest_step("all")
         told = result.result
         if (self._bidding.used and self._bidding.waits) or told.step != plan.step or told.sampled or told.deferred:
             return None
-        return self._batches.first(rows, result.outputs)
+        return self._batches.first(rows, result.outputs, now)
 
     def finish(self, result: StageResult, now: int, lane: Lane) -> list[AgentCommand]:
         """Record the result of the oldest step of a lane and return the commands that follow from it.

@@ -143,7 +143,7 @@ class OneLane:
             return commands
 
     def _handle_result(self, result: StageResult) -> list[AgentCommand]:
-        first = self._agent.first(result)
+        first = self._agent.first(result, self._clock())
         if first is not None:
             self._send(first)
         return self._outcomes.finished(result)

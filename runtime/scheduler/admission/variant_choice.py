@@ -147,7 +147,7 @@ class VariantChooser:
         state, times = self._state, self._state.times
         servers = [state.devices[hop.device].facts.server for hop in path]
         nbytes = context * max(use.input_bytes for use in chain.uses)
-        transfer = sum(times.hop_seconds(one == other, nbytes) for one, other in pairwise(servers))
+        transfer = sum(times.hop_seconds(one == other, nbytes, True) for one, other in pairwise(servers))
         swaps: dict[str, float] = {}
         for device, sizes, own in self._lacks(chain, path):
             swaps[device] = swaps.get(device, 0.0) + times.loads.seconds(device, sizes, own)

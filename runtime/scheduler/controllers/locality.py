@@ -107,7 +107,7 @@ class LocalityController:
 
     def _crossing(self) -> float:
         """Return the seconds that a row loses between two servers."""
-        return self._state.times.hop_seconds(False, 0)
+        return self._state.times.hop_seconds(False, 0, False)
 
     def _wait(self) -> float:
         """Return the seconds that a row waits for the step of a device it enters: half of a mean step."""

@@ -134,10 +134,10 @@ class DeviceEvents:
 
     def _record_hops(self, device: Device, report: AgentStats, now: int) -> None:
         """Record the hops that a device has measured; clocks of different servers cannot be compared."""
-        for source, nbytes, taken in report.hops:
+        for source, nbytes, taken, in_full in report.hops:
             sender = self._state.devices.get(source)
             if sender is not None and sender.facts.server == device.facts.server:
-                self._state.times.add_hop(now, True, nbytes, taken / 1e9)
+                self._state.times.add_hop(now, True, nbytes, taken / 1e9, in_full)
 
     def loaded(self, loaded: StageReady, now: int) -> None:
         """Record that a stage is loaded."""

@@ -1,6 +1,7 @@
 """Keep what hops, loads and moves cost on this cluster, learned while it serves, and how far estimates were off.
 
-    hop     a row's hidden states from one device to another that waits for them      (server boundary, bytes)
+    hop     rows' hidden states from one device to another that waits for them: bytes, and the work of a message in
+            full at both ends, which one of a batch that decodes on is spared     (on one server, between servers)
     load    a stage, by the tier that its bytes come from (`load_times`)
     move    its order and answer, and K and V of a sequence, copied from the back and recomputed from the front (BL-16)
 
@@ -62,8 +63,8 @@ class MeasuredTimes:
         crossing = config.crossing_us / 1e6
         copies = _points(link, config.bandwidth, 0.0)
         self._hops: Mapping[bool, MeasuredCost] = {
-            True: MeasuredCost(_points(link, config.bandwidth, 0.0 if link is not None else crossing)),
-            False: MeasuredCost(_points(link, config.bandwidth, crossing)),
+            True: MeasuredCost(_hops(_points(link, config.bandwidth, 0.0 if link is not None else crossing))),
+            False: MeasuredCost(_hops(_points(link, config.bandwidth, crossing))),
         }
         #: What loads cost.
         self.loads = LoadTimes(() if profile is None else profile.blocks, config.bandwidth)
@@ -74,14 +75,17 @@ class MeasuredTimes:
 
     # -- hops ----------------------------------------------------------------------------------------------------------
 
-    def hop_seconds(self, same_server: bool, nbytes: float) -> float:
-        """Return the time that hidden states take to another device of the same or another server."""
-        return self._hops[same_server].at((1.0, nbytes))
+    def hop_seconds(self, same_server: bool, nbytes: float, in_full: bool) -> float:
+        """Return the time that hidden states take to another device of the same or another server.
 
-    def add_hop(self, now: int, same_server: bool, nbytes: int, seconds: float) -> None:
+        `in_full`: those of a prompt, or of the first step of a batch.
+        """
+        return self._hops[same_server].at((1.0, nbytes, float(in_full)))
+
+    def add_hop(self, now: int, same_server: bool, nbytes: int, seconds: float, in_full: bool) -> None:
         """Add a hop that a device has measured."""
-        self._add(now, "hop", self.hop_seconds(same_server, nbytes), seconds)
-        self._hops[same_server].add((1.0, nbytes), seconds)
+        self._add(now, "hop", self.hop_seconds(same_server, nbytes, in_full), seconds)
+        self._hops[same_server].add((1.0, nbytes, float(in_full)), seconds)
 
     # -- loads ---------------------------------------------------------------------------------------------------------
 
@@ -187,3 +191,8 @@ def _points(link: LinkProfile | None, rate: float, fixed: float) -> list[tuple[t
     if link is None:
         return [((1.0, size), fixed + size / rate) for size in _SIZES]
     return [((1.0, size), fixed + link.seconds(size)) for size in link.line.xs]
+
+
+def _hops(points: Sequence[tuple[tuple[float, float], float]]) -> list[tuple[tuple[float, float, float], float]]:
+    """Return points of a link as those of hops; that a message is in full is assumed to cost nothing."""
+    return [((*x, 0.0), seconds) for x, seconds in points]

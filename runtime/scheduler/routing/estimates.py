@@ -122,7 +122,7 @@ class LatencyEstimates:
     ) -> PathCosts:
         """Return the costs of paths with these latency terms, hops included."""
         nbytes = tokens * max(use.input_bytes for use in chain.uses)
-        here, there = (self._times.hop_seconds(same, nbytes) for same in (True, False))
+        here, there = (self._times.hop_seconds(same, nbytes, tokens > 1) for same in (True, False))
         several = len(set(servers.values())) > 1
         return by_latency(table, here, max(there - here, 0.0) if several else 0.0, servers if several else {})
 

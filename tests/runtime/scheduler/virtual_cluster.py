@@ -377,7 +377,7 @@ class VirtualCluster:
     def finish(self, node: Node, result: Any, lane: Lane) -> None:
         if node.alive:
             node.running.discard(lane)
-            first = node.agent.first(result) if self.prepares and lane == "all" else None
+            first = node.agent.first(result, self.now) if self.prepares and lane == "all" else None
             if first is not None:
                 self.post(node.name, first.to, first.message, first.arrays)
             self.obey(node, node.agent.finish_step(result, self.now, lane))

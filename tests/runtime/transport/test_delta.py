@@ -11,7 +11,7 @@ from runtime.messages import CloseSequences, ForwardRows, Message, RowsDone, Run
 from runtime.transport.delta import DeltaDecoder, DeltaEncoder, ForwardRowsDelta, RowsDoneDelta, RunRowsDelta
 from runtime.transport.send_queue import SendQueue
 from runtime.transport.validate import WireError
-from runtime.transport.wire import decode
+from runtime.transport.wire import decode, encode
 from runtime.types import Logprob, Sampled
 
 SEQS = ("a", "b")
@@ -77,6 +77,20 @@ def test_a_decode_step_is_short() -> None:
         for change in CHANGES:
             other = changed(message, change)
             assert other == message or encoder.short(other) is other, change
+
+
+def test_the_time_of_a_step_goes_with_it_and_not_with_the_next() -> None:
+    encoder, decoder = DeltaEncoder(), DeltaDecoder()
+    came, array = [], Array("float32", (2, 1), bytes(8))
+    for at, left in ((4, 70), (5, 0), (6, 90), (7, 0)):
+        message = structs.replace(step(at)[0], sent=left)
+        outbox = encode(0, message, (array,), None if (short := encoder.short(message)) is message else short)
+        encoder.mark_sent(message, short)
+        decoder.prepare()
+        full = decoder.full(decode([memoryview(bytes(frame)) for frame in outbox]).message)
+        assert full == message
+        came.append(len(outbox[0]))
+    assert came[1] == came[3] and max(came[1:]) < came[0], "all but the first go in short"
 
 
 def test_nothing_continues_what_never_came() -> None:

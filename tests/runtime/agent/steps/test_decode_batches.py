@@ -200,12 +200,14 @@ def test_what_waits_elsewhere_is_said_first_and_once() -> None:
     plan, rows = agent._steps.oldest_step("all")
     whole = Array("int64", (len(rows), 1), bytes(8 * len(rows)))
     result = StageResult(StepResult(plan.step, (), (), (), 1), Stacked([row.seq for row in plan.rows], whole))
-    assert agent.first(StageResult(StepResult(plan.step + 1, (), (), (), 1), result.outputs)) is None, "of another step"
-    first = agent.first(result)
+    assert agent.first(StageResult(StepResult(plan.step + 1, (), (), (), 1), result.outputs), 3) is None, (
+        "of another step"
+    )
+    first = agent.first(result, 3)
     assert (
         first is not None and first.message.seqs == tuple(row.sequence.seq for row in rows) and first.arrays == (whole,)
     )
-    assert agent.first(result) is None
+    assert agent.first(result, 4) is None
     assert agent.finish_step(result, 5) == []
 
 

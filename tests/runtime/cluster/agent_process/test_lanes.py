@@ -54,7 +54,7 @@ class Steps:
     def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[AgentCommand]:
         return self._told(reason, lane)
 
-    def first(self, result: StageResult) -> Send | None:
+    def first(self, result: StageResult, now: int) -> Send | None:
         return self.ahead
 
     def _told(self, what: str, lane: Lane) -> list[AgentCommand]:

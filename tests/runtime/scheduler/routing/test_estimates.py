@@ -114,7 +114,8 @@ def test_measured_hops_decide_whether_a_path_changes_the_device() -> None:
     servers = {"a": "s", "b": "s"}
     assert cheapest(estimates.path_costs(chain, table, servers, 1)) == ("a", "a")
     for _ in range(60):
-        times.add_hop(0, True, 8, 0.5)
+        times.add_hop(0, True, 8, 0.5, False)
+        times.add_hop(0, True, 8, 4.0, True)  # a row that decodes on does not wait for what a message in full costs
     assert cheapest(estimates.path_costs(chain, table, servers, 1)) == ("a", "b")
     assert cheapest(estimates.path_costs(chain, table, {"a": "s", "b": "t"}, 1)) == ("a", "a"), "on another server"
 
