@@ -37,6 +37,7 @@ from runtime.bench.drive import WallClock
 from runtime.bench.inside import DriverClient
 from runtime.bench.workload import WorkloadRequest
 from runtime.cluster.driver.driver import ClusterDriver
+from runtime.heap import settle_heap
 from runtime.types import SamplingParams, SequenceRequest, TraceEvent
 from zoo.api import Zoo
 
@@ -162,6 +163,7 @@ def main() -> None:
             continue
         estimates, draw = Estimates(), random.Random(args.seed)
         driver = start_driver(Zoo(args.store, create=False), options, Chosen(tuple(served), ()), trace=estimates)
+        settle_heap()  # as a server does: a full collection would be measured as part of a load beside it
         try:
             run(driver, names if kind == "load" else names[0], args.rounds, draw)  # type: ignore[operator]
             time.sleep(1.5)  # the last report

@@ -26,9 +26,13 @@ class SwapBytes:
     host: int = 0
 
     @property
-    def terms(self) -> tuple[float, float, float, float]:
-        """Return the terms of its cost: the fixed part, and the bytes of each tier."""
-        return 1.0, float(self.first), float(self.again), float(self.host)
+    def terms(self) -> tuple[float, float, float, float, float]:
+        """Return the terms of its cost: 1 if anything is read, bytes first and again; 1 if anything is kept, bytes.
+
+        A load of nothing is one of what is kept: nothing is read for it.
+        """
+        read = self.first + self.again > 0
+        return float(read), float(self.first), float(self.again), float(self.host > 0 or not read), float(self.host)
 
     def as_brought(self, disk: int, host: int, own: int) -> SwapBytes:
         """Return what the load has brought, as it was reported, with the same notion of what was read before.

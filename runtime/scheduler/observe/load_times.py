@@ -1,7 +1,10 @@
 """Keep what loads cost on each device, by the tier that their bytes come from, learned while it serves (BL-21, UN-04).
 
-    seconds = fixed + first * bytes read from disk for the first time + again * bytes read again + host * bytes kept
+    seconds = fixed + first * bytes read from disk for the first time + again * bytes read again        if any
+            + fixed' + host * bytes that host memory keeps                                              if any
 
+Each tier has a fixed part of its own: that of host memory is a hundredth of that of reading, and with one for both, the
+first loads from host memory would be expected to take as long as reading does.
 Agents report what their host memory keeps (`HostWeights`), and what each load brought from where (`StageReady`). An
 estimate is made of what is expected to come, a rate is learned from what came. A device's rates begin as those of all
 devices together, and these as the profile's loading times, or else `ControlConfig.bandwidth`.
@@ -61,10 +64,10 @@ class LoadTimes:
     """
 
     def __init__(self, blocks: Iterable[BlockProfile], rate: float) -> None:
-        known = [((1.0, float(each.nbytes), 0.0, 0.0), each.load_seconds) for each in blocks if each.load_seconds > 0]
-        points = known[:_MOST] or [((1.0, size, 0.0, 0.0), size / rate) for size in (1e6, 1e8)]
-        host = [((1.0, 0.0, 0.0, size), size / rate / _HOST) for size in (1e6, 1e8)]
-        self._all = MeasuredCost([*points, ((1.0, 0.0, 1e8, 0.0), 1e8 / rate), *host])
+        known = [(_reading(each.nbytes), each.load_seconds) for each in blocks if each.load_seconds > 0]
+        points = known[:_MOST] or [(_reading(size), size / rate) for size in (1e6, 1e8)]
+        host = [((0.0, 0.0, 0.0, 1.0, size), size / rate / _HOST) for size in (1e6, 1e8)]
+        self._all = MeasuredCost([*points, ((1.0, 0.0, 1e8, 0.0, 0.0), 1e8 / rate), *host])
         self._costs: dict[str, MeasuredCost] = {}
         self._loads: dict[str, _DeviceLoads] = {}
 
@@ -77,17 +80,27 @@ class LoadTimes:
         missing = {block: size for block, size in sizes.items() if loads is None or not loads.coming[block]}
         return self._pending(loads) + self._cost(device).at(self._bytes_of(device, missing, own).terms)
 
-    def delay(self, device: str) -> float:
-        """Return the time until a load's first byte comes: loads under way, and the fixed part of a load."""
-        return self._pending(self._loads.get(device)) + self._cost(device).coefficients[0]
+    def delay(self, device: str, sizes: Mapping[str, int] | None = None) -> float:
+        """Return the time until a load's first byte comes: loads under way, and the fixed part of a load.
+
+        `sizes`: blocks that are to be loaded, by their bytes; None: any, from the slowest tier.
+        """
+        read, _, _, kept, _ = self._cost(device).coefficients
+        if sizes is None:
+            fixed = max(read, kept)
+        else:
+            reads, _, _, keeps, _ = self._bytes_of(device, sizes, 0).terms
+            fixed = reads * read + keeps * kept
+        return self._pending(self._loads.get(device)) + fixed
 
     def block_seconds(self, device: str, block: str, nbytes: int) -> float:
         """Return the time that the bytes of one block take to a device, 0 if they are on their way."""
         loads = self._loads.get(device)
         if loads is not None and loads.coming[block]:
             return 0.0
-        _, *terms = self._bytes_of(device, {block: nbytes}, 0).terms
-        return sum(rate * size for rate, size in zip(self._cost(device).coefficients[1:], terms, strict=True))
+        _, first, again, _, host = self._bytes_of(device, {block: nbytes}, 0).terms
+        _, by_first, by_again, _, by_host = self._cost(device).coefficients
+        return by_first * first + by_again * again + by_host * host
 
     @property
     def seconds_per_byte(self) -> float:
@@ -161,3 +174,8 @@ class LoadTimes:
     @staticmethod
     def _pending(loads: _DeviceLoads | None) -> float:
         return 0.0 if loads is None else sum(each.estimate for each in loads.under_way.values())
+
+
+def _reading(nbytes: float) -> tuple[float, float, float, float, float]:
+    """Return the terms of bytes that are read for the first time."""
+    return 1.0, float(nbytes), 0.0, 0.0, 0.0

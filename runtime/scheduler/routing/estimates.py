@@ -99,13 +99,14 @@ class LatencyEstimates:
 
         The fixed part of a load, and loads under way, are divided among the blocks that a device lacks.
         """
-        lacking = Counter(
-            device.name
-            for use, some in zip(chain.uses, candidates, strict=True)
-            for device in some
-            if use.block not in device.stages.warm
-        )
-        waits = {name: self._times.loads.delay(name) / count for name, count in lacking.items()}
+        lacking: Counter[str] = Counter()
+        sizes: dict[str, dict[str, int]] = {}
+        for use, some in zip(chain.uses, candidates, strict=True):
+            for device in some:
+                if use.block not in device.stages.warm:
+                    lacking[device.name] += 1
+                    sizes.setdefault(device.name, {})[use.block] = self._profiles[use.block].nbytes
+        waits = {name: self._times.loads.delay(name, sizes[name]) / count for name, count in lacking.items()}
         made: list[dict[str, Latency]] = []
         for use, some in zip(chain.uses, candidates, strict=True):
             row = {device.name: self.estimate_block(use.block, device, tokens) for device in some}

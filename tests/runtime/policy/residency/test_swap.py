@@ -9,7 +9,7 @@ def test_bytes_by_tier() -> None:
     missing = {"new": 100, "old": 50, "kept": 30, "half": 20}
     found = swap_bytes(missing, 7, {"old", "half", "kept"}, {"kept": 30, "half": 5, "other": 9})
     assert found == SwapBytes(first=107, again=65, host=35)
-    assert found.terms == (1.0, 107.0, 65.0, 35.0)
+    assert found.terms == (1.0, 107.0, 65.0, 1.0, 35.0)
 
 
 def test_host_memory_never_counts_for_more_than_the_block() -> None:
@@ -17,7 +17,7 @@ def test_host_memory_never_counts_for_more_than_the_block() -> None:
 
 
 def test_nothing_missing_costs_the_fixed_part_alone() -> None:
-    assert swap_bytes({}, 0, {"a"}, {"a": 5}).terms == (1.0, 0.0, 0.0, 0.0)
+    assert swap_bytes({}, 0, {"a"}, {"a": 5}).terms == (0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 def test_what_came_replaces_what_was_expected() -> None:

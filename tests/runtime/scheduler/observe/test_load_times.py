@@ -49,9 +49,23 @@ def test_the_terms_of_a_path_follow_the_tier() -> None:
     slow = times.block_seconds("d", "a", SIZE)
     times.keep_blocks("d", [("a", SIZE)])
     fast = times.block_seconds("d", "a", SIZE)
-    assert times.delay("d") + slow == pytest.approx(DISK, rel=0.1) and times.delay("d") + fast == pytest.approx(
-        HOST, rel=0.1
-    )
+    assert times.delay("d", SIZES) + fast == pytest.approx(HOST, rel=0.1)
+    times.keep_blocks("d", [("a", 0)])
+    assert times.delay("d", SIZES) + slow == pytest.approx(DISK, rel=0.1)
+    assert times.delay("d") == pytest.approx(times.delay("d", SIZES)), "the slowest tier"
+
+
+def test_the_first_load_from_host_memory_is_not_expected_to_begin_as_late_as_reading_does() -> None:
+    """As recorded: 326 MB were read in .485 s and then 106 MB in .22 s each; from host memory 106 MB took 4.4 ms."""
+    times, first, later = LoadTimes((), 1e9), 325_720_000, 106_230_000
+    for at, (size, seconds) in enumerate([(first, 0.485), *[(later, 0.22)] * 8]):
+        stage = Stage(f"m{at}", 0, 1)
+        times.begin("d", stage, {f"b{at}": size}, 0, ())
+        times.end("d", stage, seconds, size, 0)
+    assert times.seconds("d", {"new": later}) == pytest.approx(0.22, rel=0.1)
+    assert times.delay("d", {"new": later}) > 0.05
+    times.keep_blocks("d", [("b1", later)])
+    assert times.seconds("d", {"b1": later}) < 0.02 and times.delay("d", {"b1": later}) < 0.01
 
 
 def test_a_rate_is_learned_from_what_came_not_from_what_was_expected() -> None:
