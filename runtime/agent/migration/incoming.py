@@ -83,7 +83,7 @@ class IncomingMigration:
         ends, resting = self.ends, self._rests()
         out: list[Send] = []
         if not resting:
-            out += self._front(rows, now) if self.fetch is None else self._fed_front(self.fetch, rows, now)
+            out += self._front(rows, now)
         while (free := (self._most if resting else self._ahead(now)) - ends.copying) > 0:
             span = ends.next_back(min(free, self.config.fetch_window))
             if span is None:
@@ -132,13 +132,15 @@ class IncomingMigration:
 
     def _rests(self) -> bool:
         """Return whether the front leaves the rest to the back, as its rows would hold up more than they bring."""
-        if not self.between_steps or not self.order.copy or self.fetch is not None:
+        if not self.between_steps or not self.order.copy:
             return False
         lo, hi = self.ends.gap
         return self.pace.front_rests(self.groups(hi - lo) + self.ends.copying, self._most)
 
     def _front(self, rows: list[QueuedRow], now: int) -> list[Send]:
         ends = self.ends
+        if self.fetch is not None:
+            return self._fed_front(self.fetch, rows, now)
         if not ends.recomputing and (span := ends.next_front(self._chunk())) is not None:
             self.pace.front_since = now
             self._rows += 1
@@ -149,7 +151,8 @@ class IncomingMigration:
     def _fed_front(self, fetch: ActivationFetch, rows: list[QueuedRow], now: int) -> list[Send]:
         ends, shared = self.ends, self.shared
         if (fetched := fetch.next_span(ends.gap[0])) is not None:
-            shared.row_since = now
+            shared.row_since = self.pace.front_since = now
+            self._rows += 1
             rows.append(self._row(fetched.start, fetched.span.stop, None, fetched.array, now))
         out: list[Send] = []
         while not fetch.is_exhausted and self._looks_ahead(fetch, now):
@@ -180,6 +183,8 @@ class IncomingMigration:
         """Return how many tokens the front is assigned next (from hidden states)."""
         if not self.order.copy:
             return self.config.recompute_chunk
+        if self.between_steps and self.pace.front is None:
+            return self.spec.page_tokens  # as in `_chunk`
         lo, hi = self.ends.gap
         return self.shared.chunk(hi - lo - fetch.behind, fetch.behind, self.config.recompute_chunk)
 

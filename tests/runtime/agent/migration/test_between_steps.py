@@ -15,7 +15,14 @@ from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.sequence import QueuedRow
 from runtime.chains import Array, Stage
 from runtime.config import AgentConfig
-from runtime.control.agent_io import AgentCommand, PagesWritten, Send, WritePages
+from runtime.control.agent_io import (
+    ActivationsVerified,
+    AgentCommand,
+    PagesWritten,
+    Send,
+    VerifyActivations,
+    WritePages,
+)
 from runtime.messages import FinishMigration, MigrationReady, PageData, PageRequest, StartMigration
 from runtime.policy.migration.cost import Costs, finish_time
 from runtime.types import ModelSpec, SamplingParams, SequenceRequest
@@ -30,14 +37,15 @@ CONFIG = AgentConfig(recompute_chunk=64, fetch_window=4, max_inflight_fetches=2)
 class Destination:
     """One destination in virtual time, and a source that answers requests after `turn` and `group` per page set.
 
-    A row of the front takes `row` for each page set. `between_steps`: answers wait until no row runs.
+    A row of the front takes `row` for each page set. `between_steps`: answers wait until no row runs. `fed`: the front
+    starts from hidden states of the source, not from token ids.
     """
 
-    def __init__(self, row: float, turn: float, group: float, between_steps: bool = True) -> None:
-        self.row, self.turn, self.group, self.between_steps = row, turn, group, between_steps
+    def __init__(self, row: float, turn: float, group: float, between_steps: bool = True, fed: bool = False) -> None:
+        self.row, self.turn, self.group, self.between_steps, self.fed = row, turn, group, between_steps, fed
         tables = SequencePageTables(1 << 12)
         self.moves = IncomingMigrations("d1", tables, CONFIG, ActivationCache(0), between_steps)
-        self.now, self.number, self.rows, self.link_free = 0, 0, 0, 0
+        self.now, self.number, self.rows, self.link_free, self.tokens = 0, 0, 0, 0, 0
         self.refuses = self.silent = False
         self._order = count()
         self._later: list[tuple[int, int, QueuedRow | PageRequest]] = []
@@ -47,19 +55,21 @@ class Destination:
     def move(self, tokens: int, copy: bool = True) -> MigrationReady:
         """Run a migration to its answer, and commit it."""
         self.number += 1
+        self.tokens = tokens
         request = SequenceRequest("s", "s", "m", tuple(range(tokens)), SamplingParams(max_tokens=1))
         order = StartMigration(
             self.number,
             "s",
             self.number,
-            Stage("m", 0, 1),
+            Stage("m", 1, 2) if self.fed else Stage("m", 0, 1),
             (0, 1),
             B,
             "d0",
             tokens,
-            tuple(range(tokens)),
+            () if self.fed else tuple(range(tokens)),
             copy,
             request,
+            self.fed,
         )
         self._ready = None
         self._carry_out(self.moves.receive(order, SPEC, self.now))
@@ -87,6 +97,10 @@ class Destination:
         self.now = max(self.now, at)
         if isinstance(what, QueuedRow):
             self._carry_out(self.moves.finish_row(what, self.now))
+        elif what.before:
+            data = PageData(what.move, what.seq, what.epoch, what.lo, what.hi, "", "", what.before, ((0, self.tokens),))
+            states = Array("uint8", (what.hi - what.lo, 1), bytes(what.hi - what.lo))
+            self._carry_out(self.moves.arrived(data, [states], self.now))
         else:
             data = PageData(what.move, what.seq, what.epoch, what.lo, what.hi, "", "gone" if self.refuses else "")
             arrays = [] if self.refuses else [Array("uint8", (1, 1), b"x")]
@@ -104,6 +118,9 @@ class Destination:
                     )
                 case Send(message=MigrationReady() as ready):
                     self._ready = ready
+                case VerifyActivations() as states:
+                    verified = ActivationsVerified(states.move, states.lo, states.hi)
+                    todo.extend(self.moves.checked(verified, self.now))
                 case WritePages() as write:
                     todo.extend(self.moves.written(PagesWritten(write.move, write.lo, write.hi), self.now))
         self._queued += self.moves.take_rows()
@@ -138,6 +155,23 @@ def test_slow_rows_do_not_hold_up_a_fast_link(tokens: int) -> None:
     assert made.rows == 1
     assert took == pytest.approx(expected(tokens, made), rel=0.1)
     assert took <= math.ceil(tokens / B / MOST) * 18.9e-3
+
+
+@pytest.mark.parametrize("tokens", [20, 120, 480, 1500])
+def test_a_front_that_starts_from_hidden_states_rests_too(tokens: int) -> None:
+    made = Destination(row=40 * MS, turn=18 * MS, group=0.1 * MS, fed=True)
+    assert made.move(1500).recomputed == ((0, B),)
+    took = made.seconds(tokens)
+    assert made.rows == 1
+    assert took == pytest.approx(expected(tokens, made), rel=0.1)
+
+
+def test_a_front_that_starts_from_hidden_states_works_beside_a_slow_link() -> None:
+    made = Destination(row=10 * MS, turn=1 * MS, group=20 * MS, fed=True)
+    made.move(1500)
+    assert sum(hi - lo for lo, hi in made.move(1500).recomputed) > B
+    alone = Destination(row=40 * MS, turn=18 * MS, group=0.1 * MS, fed=True)
+    assert alone.move(480, copy=False).recomputed == ((0, 480),)
 
 
 @pytest.mark.parametrize("tokens", [480, 1500])
