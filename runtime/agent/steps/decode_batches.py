@@ -33,8 +33,8 @@ from runtime.types import Row, Sampled
 
 #: Batches that are kept. A path that returns to a device has one for each of its hops there; they run in turn.
 _MOST = 8
-#: One in so many steps of a batch is timed on its way to the next device (`agent.steps.hop_times`). The messages of the
-#: others are alike, so that both ends of a link look them up instead of encoding and decoding each.
+#: One in so many steps of a batch is timed on its way to the next device (`agent.steps.hop_times`). All other
+#: messages are alike, so that both ends of a link look them up instead of encoding and decoding each.
 _TIMED = 8
 #: A batch on a device: its number, the sequence of its first row, and that row's hop.
 _Key = tuple[int, str, int]
@@ -168,7 +168,7 @@ class DecodeBatches:
     def first(self, rows: Sequence[QueuedRow], outputs: Mapping[str, Array], now: int) -> Send | None:
         """Return the message that carries a step's rows to the next device, if it was built beforehand.
 
-        Returns it once per step. One in `_TIMED` says when it left.
+        Returns it once per step. One in `_TIMED` carries the time at which it left.
         """
         batch = self._running
         if batch is None or batch.rows is not rows or self._sent is rows or not _whole(rows):

@@ -24,7 +24,7 @@ class HopTimes:
     def record(self, source: str, rows: ForwardRows, arrays: Sequence[Array], in_full: bool, now: int) -> None:
         """Record rows that came from `source` and did not wait for a step here.
 
-        `in_full`: not of a batch that this device already runs, whose messages are short and are built beforehand.
+        `in_full`: not a message of a batch that this device already runs; those are short and built beforehand.
         """
         if rows.sent < now and len(self._hops) < _MOST:
             self._hops.append((source, sum(len(each.data) for each in arrays), now - rows.sent, in_full))
