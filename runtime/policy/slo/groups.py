@@ -190,7 +190,7 @@ class WaitingGroups:
 
     def waiting(self) -> Iterator[Group]:
         """Iterate over the groups with waiting members, in any order."""
-        return (group for group in self._groups.values() if len(group))
+        return (group for group in self._groups.values() if group._turns)
 
     def reorder(self) -> None:
         """Note that places or cells of groups have changed."""

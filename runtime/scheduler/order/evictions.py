@@ -89,6 +89,8 @@ class Evictions:
             for each in self._state.running.values()
             if not needed.isdisjoint(each.place.devices) and not each.waits.doomed and each.waits.paused is None
         ]
+        if not any(self._may_yield(each, sequence, now) for each in here):
+            return []  # `victims` would find none, too, at far more cost
         found = victims(urgent, [self._occupant(each, sequence, now) for each in here], now) if needed else ()
         return [self._state.running[seq] for seq in found]
 
@@ -143,5 +145,9 @@ class Evictions:
             self._order.service(each),
             each.computed,
             {name: weights.get(name, 0) * each.pages.groups for name in each.place.devices},
-            self._order.rank(each) > self._order.rank(urgent) and self._order.settled(each, now),
+            self._may_yield(each, urgent, now),
         )
+
+    def _may_yield(self, each: ScheduledSequence, urgent: ScheduledSequence, now: int) -> bool:
+        """Return whether a running sequence is behind the urgent one, and has run for a while since its start."""
+        return self._order.rank(each) > self._order.rank(urgent) and self._order.settled(each, now)

@@ -6,7 +6,7 @@ once for both. Always fast: O(groups x queues). It looks at means only; `evaluat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.policy.slo.plan.problem import SAME_SPEED, Orders, PlanGroup, Problem
@@ -38,12 +38,10 @@ class _Filling:
     begun: int = 0
 
 
-def insert_all(problem: Problem, begun: Sequence[Sequence[int]] = (), only: Iterable[int] | None = None) -> Orders:
+def insert_all(problem: Problem, begun: Sequence[Sequence[int]] = ()) -> Orders:
     """Return an order of all groups.
 
-    Args:
-        begun: Groups that stay where they are, by queue and in their order; at first pinned ones alone.
-        only: Groups that are inserted, where some are in `begun`; None: all that are not there.
+    `begun`: groups that stay where they are, by queue and in their order; at first pinned ones alone.
     """
     work = _Insertion(problem)
     groups = problem.groups
@@ -55,7 +53,7 @@ def insert_all(problem: Problem, begun: Sequence[Sequence[int]] = (), only: Iter
         for each in some:
             work.append(line, each)
     known = {each for some in there for each in some}
-    rest = (i for i in (range(len(groups)) if only is None else only) if i not in known)
+    rest = (i for i in range(len(groups)) if i not in known)
     for each in sorted(rest, key=lambda i: _urgency(groups, i)):
         work.insert(each)
     return tuple(tuple(line.order) for line in work.lines)

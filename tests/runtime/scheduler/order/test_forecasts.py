@@ -12,11 +12,10 @@ import pytest
 from runtime.config import ClusterConfig, OrderConfig, Plan
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.slo.groups import GroupKey, Member
-from runtime.policy.slo.lengths import AnswerLengths, class_of
-from runtime.policy.slo.service_times import ServiceTimes
+from runtime.policy.slo.lengths import class_of
 from runtime.scheduler.observe.snapshot import picture_of
 from runtime.scheduler.order.deadlines import DeadlineOrder
-from runtime.scheduler.order.forecasts import ForecastOutcome, Forecasts
+from runtime.scheduler.order.forecasts import ForecastOutcome
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -126,29 +125,3 @@ def test_the_work_of_a_group_follows_outcomes_and_members() -> None:
         assert forecasts.work(group) is found[-1]
         assert found[-1] != found[-2]
     assert found[5] == found[3]
-
-
-def test_work_that_is_kept_follows_every_outcome_and_member() -> None:
-    """`work` is that of a group that has never been asked for before."""
-    times, lengths = ServiceTimes(), AnswerLengths()
-    forecasts = Forecasts(times, lengths, 10**12, 4, lambda now, told, took: None)
-    key = GroupKey(0, None, class_of("m", 8, 64), "m#1")
-
-    def agrees() -> bool:
-        (group,) = forecasts.groups
-        kept, group.work = forecasts.work(group), None
-        return kept == forecasts.work(group)
-
-    forecasts.groups.add(key, (1, 1), Member("a", 8, 0, 64))
-    assert agrees()
-    forecasts.groups.add(key, (2, 2), Member("b", 800, 0, 64))
-    assert agrees()
-    forecasts.groups.remove("a")
-    assert agrees()
-    times.start("r", 8, 0)
-    times.first_token("r", "m", 1, 7_000_000)
-    assert agrees()
-    times.sample("r", "m", 9, 9_000_000)
-    assert agrees()
-    lengths.add(key.answers, 3)
-    assert agrees()
