@@ -20,8 +20,8 @@ def made(*dues: int, priorities: tuple[int, ...] = ()) -> VirtualQueues:
     return queues
 
 
-def put(queues: VirtualQueues, number: int, due: int, priority: int = 0) -> None:
-    key = GroupKey(priority, TimeObjective(number), class_of("m", 10, 50), "m@1")
+def put(queues: VirtualQueues, number: int, due: int, priority: int = 0, chain: str = "m@1") -> None:
+    key = GroupKey(priority, TimeObjective(number), class_of("m", 10, 50), chain)
     queues.groups.add(key, (due, number), Member(f"s{number}", 1, 0, 9))
 
 
@@ -128,7 +128,9 @@ def test_the_only_cell_takes_a_plan_of_any_name() -> None:
 
 def test_what_waits_when_a_plan_is_over_is_found_by_deadline() -> None:
     """A group that came after a planned one had ended stood behind one of a later deadline."""
-    queues = made(100, 20, 50)
+    queues = made(100)
+    put(queues, 1, 20, chain="n@1")
+    put(queues, 2, 50)
     queues.follow({"": [1, 2]})
     end(queues, 1)
     put(queues, 3, 5)

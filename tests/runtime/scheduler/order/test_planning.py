@@ -14,6 +14,7 @@ from runtime.control.overload import retry_after
 from runtime.control.scheduler_io import PlanSolved, SolvePlan
 from runtime.policy.slo.plan.evaluation import evaluate
 from runtime.policy.slo.plan.problem import PlanScore
+from runtime.scheduler.order.evictions import Evictions
 from runtime.scheduler.order.plan_problem import Planning, planning_of
 from runtime.scheduler.order.plan_solver import solution_of
 from runtime.scheduler.order.planning import Plans, _clearly_less
@@ -381,6 +382,14 @@ def test_a_planned_order_is_followed_at_once_after_the_run_floor() -> None:
     """QL-13: that a model is first is the plan's decision; without a floor it waits as by deadline."""
     assert first_end("qlm", 2_000, run_floor=2.0) < 700
     assert first_end("qlm", 2_000, run_floor=0.0) > 1_500
+
+
+def test_evictions_that_are_off_do_not_look_for_what_is_in_the_way() -> None:
+    def find() -> None:
+        raise AssertionError("looked")
+
+    nothing: Any = None
+    Evictions(nothing, nothing, nothing, evicts=False).block_load(nothing, find, nothing)
 
 
 def test_only_the_first_that_waits_for_a_device_may_have_others_give_way() -> None:
