@@ -14,7 +14,6 @@ from runtime.control.overload import retry_after
 from runtime.control.scheduler_io import PlanSolved, SolvePlan
 from runtime.policy.slo.plan.evaluation import evaluate
 from runtime.policy.slo.plan.problem import PlanScore
-from runtime.scheduler.order.evictions import Evictions
 from runtime.scheduler.order.plan_problem import Planning, planning_of
 from runtime.scheduler.order.plan_solver import solution_of
 from runtime.scheduler.order.planning import Plans, _clearly_less
@@ -382,34 +381,3 @@ def test_a_planned_order_is_followed_at_once_after_the_run_floor() -> None:
     """QL-13: that a model is first is the plan's decision; without a floor it waits as by deadline."""
     assert first_end("qlm", 2_000, run_floor=2.0) < 700
     assert first_end("qlm", 2_000, run_floor=0.0) > 1_500
-
-
-def test_evictions_that_are_off_do_not_look_for_what_is_in_the_way() -> None:
-    def find() -> None:
-        raise AssertionError("looked")
-
-    nothing: Any = None
-    Evictions(nothing, nothing, nothing, evicts=False).block_load(nothing, find, nothing)
-
-
-def test_only_the_first_that_waits_for_a_device_may_have_others_give_way() -> None:
-    made, seen = swapping(patience=2_000), dict[str, bool]()
-    residency, state = made.scheduler.residency, made.scheduler._state
-    for seq, model, tokens, slo_ms in (
-        ("long", "m0", 60, 60_000),
-        ("first", "m1", 4, 60_000),
-        ("second", "m2", 4, 70_000),
-    ):
-        one, at = request(seq, (1, 2, 3), model, max_tokens=tokens, ignore_eos=True), (1 + 110 * (seq != "long")) * MS
-        made.ask(replace(one, arrival=at, slo_ms=slo_ms), at=at)
-
-    def look() -> None:
-        for seq in ("first", "second"):
-            sequence = state.sequences[seq]
-            route = state.router.only(sequence.chain)
-            assert route is not None
-            seen[seq] = residency.in_the_way(sequence, state.router.lacking(route)) is not None
-
-    made.at(120 * MS, look)
-    finished(made)
-    assert seen == {"first": True, "second": False}
