@@ -103,7 +103,7 @@ class Admission:
         while heads:
             sequence = heads[0][1]
             cell, route = state.waiting.cell(sequence), None
-            if not self._residency.is_closed(sequence.chain) and not (
+            if not self._residency.is_closed(sequence) and not (
                 sequence.suspect
                 and any(other.suspect and other.waits.paused is None for other in state.running.values())
             ):
@@ -130,7 +130,7 @@ class Admission:
 
     def _route(self, sequence: ScheduledSequence, now: int) -> Route | None:
         """Return the cheapest route of a waiting sequence; None while its model is closed."""
-        if self._residency.is_closed(sequence.chain):
+        if self._residency.is_closed(sequence):
             return None
         return self._state.router.route(
             sequence.chain, self._state.devices.loads, False, sequence.tokens, sequence.longest,

@@ -1,7 +1,7 @@
 """Load the stages that waiting sequences need, and unload others where a device cannot hold all of its models at once.
 
     request_stages(sequence, missing)    where they do not fit, make room first, or wait
-    is_closed(chain)                     whether new sequences of a chain wait, because a stage of it is about to leave
+    is_closed(sequence)                  whether it waits because a stage of its chain is about to leave
     in_the_way(sequence, missing)        what running sequences would have to leave for them
     holds_back(sequence, devices)        whether a sequence takes no pages: an earlier one waits for their memory
     make_pages(needs)                    let idle stages leave for pages
@@ -80,9 +80,14 @@ class Residency:
             if waiter.sequence.path or waiter.sequence.seq not in self._state.sequences:
                 del self._waiters[name]
 
-    def is_closed(self, chain: Chain) -> bool:
-        """Return whether a stage of a chain is about to leave its device."""
-        return any(stage.model == chain.loaded_as for each in self._waiters.values() for stage in each.closed)
+    def is_closed(self, sequence: ScheduledSequence) -> bool:
+        """Return whether a stage of a sequence's chain is about to leave its device.
+
+        In a strict order not for a later sequence: that one waits behind this one, which would wait for it in turn.
+        """
+        strict = self._state.config.order.holds_all
+        waiters = [each for each in self._waiters.values() if not strict or self._is_before(each, sequence)]
+        return any(stage.model == sequence.chain.loaded_as for each in waiters for stage in each.closed)
 
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str]) -> bool:
         """Return whether an earlier sequence has waited long for memory that pages have on one of these devices."""
@@ -249,8 +254,7 @@ class Residency:
             for since, took in (self._loads.get((device.name, each.stage), (0, 0)),)
         )
         wait = max(ends, default=0.0) - now
-        load = incoming.own + sum(incoming.blocks.values())
-        expected = load / self._rate if self._rate else 0.0
+        expected = (incoming.own + sum(incoming.blocks.values())) / self._rate if self._rate else 0.0
         return wait > 0 and now + wait + expected + order.longest(sequence) <= sequence.rank.order
 
     def _limit_beside(self, sequence: ScheduledSequence, device: Device, stage: Stage, grown: bool) -> int:
@@ -288,8 +292,7 @@ class Residency:
 
     def _patience(self, nbytes: int) -> float:
         """Return how long, in ns, a sequence waits for a load of so many bytes before stages in use leave for it."""
-        expected = nbytes / self._rate if self._rate else 0.0
-        return max(self._state.config.swap_patience_ms * _MS, _PATIENCE * expected)
+        return max(self._state.config.swap_patience_ms * _MS, _PATIENCE * (nbytes / self._rate) if self._rate else 0.0)
 
     def _overdue(
         self,
