@@ -11,8 +11,8 @@ from runtime.sim.run.node import Cost
 
 #: Counters of the scheduler that a run reports.
 COUNTED = (
-    "preemptions", "resumed_tokens", "swapped_tokens", "speculations", "speculation_hits", "speculation_misses",
-    "speculations_ended", "moves", "moves_aborted", "copied", "recomputed", "moved_bytes",
+    "preemptions", "evictions", "resumed_tokens", "swapped_tokens", "speculations", "speculation_hits",
+    "speculation_misses", "speculations_ended", "moves", "moves_aborted", "copied", "recomputed", "moved_bytes",
 )  # fmt: skip
 
 

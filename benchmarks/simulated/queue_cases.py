@@ -1,0 +1,135 @@
+"""Scenarios of `benchmarks.simulated.many_queues`: orders of requests, QLM's operations left out, and its workloads.
+
+A100 of 80 GB, each in a server with a disk of its own, with room for the weights of two 7B models or one of 13B, and 32
+GB of host memory for K and V. Workload A: three times as many whole models as devices, one of three of 13B, popularity
+by Zipf's law. Workload B: one model of 13B. Workload C: B with mega prompts. Objectives: 30 s for interactive requests,
+as in the paper; five minutes for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runtime.sim.experiments.preset import LOADED, STILL
+from runtime.sim.experiments.scenario import Scenario, scenario_of
+
+#: Values of a policy by its name.
+Policies = Mapping[str, Mapping[str, Any]]
+
+
+def _order(plan: str, **settings: Any) -> Mapping[str, Any]:
+    return {"order": {"plan": plan, **settings}}
+
+
+#: The paper's baselines are the strict orders: what does not fit holds back all later requests for its devices.
+ORDERS: Policies = {
+    "qlm": _order("qlm"),
+    "edf": _order("edf"),
+    "edf, strict": _order("edf", strict=True),
+    "fcfs": _order("fcfs"),
+}
+#: `qlm` without one of the paper's operations, then without one of its other parts.
+PARTS: Policies = {
+    "qlm": _order("qlm"),
+    "pulled by arrival": _order("fcfs"),
+    "no eviction": _order("qlm", evict=False),
+    "no state swap": {**_order("qlm"), "preemption_mode": "recompute"},
+    "no groups of a model": _order("edf"),
+    "no load balance": _order("qlm", assign="turns"),
+    "one queue": _order("qlm", cells=False),
+    "no run floor": _order("qlm", run_floor=0.0),
+    "whole steps": _order("qlm", cap_batches=False),
+    "insertion alone": _order("qlm", plan_rounds=0),
+}
+#: Orders with other ways to assign groups to devices.
+ASSIGNED: Policies = {
+    "qlm": _order("qlm"),
+    "turns": _order("qlm", assign="turns"),
+    "edf": _order("edf"),
+    "fcfs": _order("fcfs"),
+}
+#: Kinds of devices, which come in turn.
+MIXES: Mapping[str, tuple[str, ...]] = {
+    "A100 alone": ("A100-80GB",),
+    "one A10 of four": ("A100-80GB", "A100-80GB", "A100-80GB", "A10"),
+    "one A10 of two": ("A100-80GB", "A10"),
+    "A10 alone": ("A10",),
+}
+#: What is varied, by the name of the experiment.
+EXPERIMENTS = ("interactive", "parts", "mega", "bursts", "mixed", "slo")
+_INTERACTIVE_MS, _BATCH_MS = 30_000, 300_000
+#: Tokens of a prompt and its answer, at most.
+_LONGEST = 9000
+
+
+def scenario(
+    policies: Policies, requests: int, devices: int, share: float = 0.05, seconds: float = 60.0, scale: float = 1.0,
+    mega: float = 0.0, models: int | None = None, host_cache: int = 100_000_000_000, gpus: tuple[str, ...] = (),
+) -> Scenario:  # fmt: skip
+    """Return the scenario of a case.
+
+    Args:
+        requests: For each device, within `seconds`.
+        share: Of interactive requests; `mega`: of long ones, which are none of these.
+        scale: Factor of all objectives.
+        models: How many; by default three for each device.
+        gpus: Kinds of devices, which then run a model of 7B each.
+    """
+    base: dict[str, Any] = {"provision": "pm", "control": STILL, "max_num_seqs": 64, "host_memory_bytes": 32 * 10**9}
+    classes = {
+        "interactive": {"share": share, "slo_ms": round(_INTERACTIVE_MS * scale)},
+        "batch": {"share": 1.0 - share - mega, "slo_ms": round(_BATCH_MS * scale)},
+    }
+    if mega:
+        base["max_model_len"] = _LONGEST
+        classes["mega"] = {
+            "share": mega, "slo_ms": round(_BATCH_MS * scale), "prompts": "uniform:6000-8000", "answers": "512",
+        }  # fmt: skip
+    foundations = ["llama-7b"] if gpus else ["llama-13b"] if models == 1 else ["llama-7b", "llama-7b", "llama-13b"]
+    return scenario_of(
+        "many-queues",
+        {
+            "cluster": {
+                "servers": [1] * devices, "weights": 0.65 if gpus else 0.42, "host_cache": host_cache,
+                "gpus": list(gpus),
+            },
+            "apps": {"count": models or 3 * devices, "foundations": foundations},
+            "asked": {
+                "kind": "poisson", "count": requests * devices, "seconds": seconds, "prompts": "uniform:32-512",
+                "answers": "uniform:32-384", "popularity": "skewed", "after": LOADED, "longest": _LONGEST,
+            },
+            "classes": classes,
+            "policies": {name: {**base, **policy} for name, policy in policies.items()},
+        },
+    )  # fmt: skip
+
+
+def cases(what: str, requests: int, devices: int) -> Iterator[tuple[str, Scenario]]:
+    """Yield the cases of an experiment with their labels; `requests`: for each device."""
+
+    def made(policies: Policies, **settings: Any) -> Scenario:
+        return scenario(policies, requests, devices, **settings)
+
+    if what == "interactive":
+        for share in (0.01, 0.05, 0.2, 0.5):
+            yield f"{share:.0%} interactive", made(ORDERS, share=share)
+        for share in (0.05, 0.2):
+            yield f"one model, {share:.0%} interactive", made(ORDERS, share=share, models=1)
+    elif what == "parts":
+        yield "all models", made(PARTS)
+        yield "all models, no warm start", made({"qlm": PARTS["qlm"]}, host_cache=0)
+        yield "one model", made(PARTS, models=1)
+        yield "one model, objectives x 0.2", made(PARTS, models=1, scale=0.2)
+    elif what == "mega":
+        for share in (0.01, 0.05, 0.2):
+            yield f"{share:.0%} mega prompts", made(ASSIGNED, mega=share, models=1)
+    elif what == "bursts":
+        for seconds in (480.0, 240.0, 120.0, 60.0):
+            yield f"within {seconds:.0f} s", made(ORDERS, seconds=seconds)
+    elif what == "mixed":
+        for name, gpus in MIXES.items():
+            yield name, made(ASSIGNED, models=1, gpus=gpus)
+    else:
+        for scale in (1.0, 3.0, 5.0, 11.0):
+            yield f"objectives x {scale:.0f}", made(ORDERS, scale=scale)
