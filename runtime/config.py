@@ -514,7 +514,7 @@ class BatchLimits:
     max_lines: int = 50_000
     max_unended: int = 1000
     keep_seconds: int = 30 * 86400
-    interactive_share: float = 0.15
+    interactive_share: float = 0.05
 
     def __post_init__(self) -> None:
         if min(self.file_bytes, self.total_bytes, self.max_lines, self.max_unended, self.keep_seconds) < 1:
