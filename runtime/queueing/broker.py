@@ -125,7 +125,10 @@ class RabbitIntake:
     async def _deliveries(self, most: int) -> list[tuple[DurableRequest, AbstractIncomingMessage]]:
         """Return what has come, at most so many; none after a while without any, so that what is held is looked at."""
         try:
-            messages = [await asyncio.wait_for(self._came.get(), _REVIEW)]
+            async with asyncio.timeout(
+                _REVIEW
+            ):  # not `wait_for`: with Python 3.11 a message that comes hides a cancellation
+                messages = [await self._came.get()]
         except TimeoutError:
             return []
         while len(messages) < most and not self._came.empty():

@@ -315,7 +315,8 @@ class DurableRuns:
         """Wait until the broker has given a request to a server, which has put it into the store."""
         while await self.store.read(partial(requests.get, request=run.id)) is None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(run.delivered.wait(), LOOK)
+                async with asyncio.timeout(LOOK):
+                    await run.delivered.wait()
 
     async def _consume(self, broker: RabbitIntake) -> None:
         """Run what the broker gives, and acknowledge it once it has its answer."""

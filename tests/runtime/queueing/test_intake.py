@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -274,3 +274,20 @@ def test_a_broker_that_was_killed_comes_back_with_what_it_had(rabbit: rabbitmq.B
             assert await server.claim(1, 10) == ["cmpl-4"]
 
     run(work)
+
+
+def test_a_claim_that_is_cancelled_ends_though_a_message_comes() -> None:
+    """Else the server's shutdown would wait for the next message. The message stays, for the next claim."""
+
+    async def work() -> None:
+        intake = RabbitIntake("amqp://unused", "requests", cast(Journal, None), 1)
+        task = asyncio.create_task(intake.claim(1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        intake._came.put_nowait(cast(Any, object()))
+        task.cancel()
+        await asyncio.wait([task], timeout=10)
+        assert task.cancelled()
+        assert intake._came.qsize() == 1
+
+    asyncio.run(work())
