@@ -113,7 +113,7 @@ static __attribute__((noinline)) void soften(int64_t begin, int64_t end, float s
     }
     vec total = {0}, base = (vec){0} - (*maximum == -INFINITY ? 0.0f : *maximum); /* avoids NaN when all are -inf */
     for (int t = 0; t < KEYS; t += VL) {
-        vec p = exp_of(fused(*(vec *)(scores + t), every(scale), base));
+        vec p = exp_of(fused(*(vec *)(scores + t), broadcast(scale), base));
         if (PAIRED && narrow) p = round_weights(p);
         *(vec *)(scores + t) = p;
         total += p;
@@ -131,5 +131,5 @@ static __attribute__((noinline)) void add_split(const float *acc, float maximum,
     float kept = expf(*total_maximum - most), added = expf(maximum - most);
     *total_sum = *total_sum * kept + sum * added;
     *total_maximum = most;
-    for (int64_t i = 0; i < width; i += VL) *(vec *)(total + i) = fused(*(const vec *)(acc + i), every(added), *(vec *)(total + i) * kept);
+    for (int64_t i = 0; i < width; i += VL) *(vec *)(total + i) = fused(*(const vec *)(acc + i), broadcast(added), *(vec *)(total + i) * kept);
 }

@@ -47,9 +47,9 @@ INLINE void score_tile(int m, int64_t dim, const void *q, int64_t step, const ch
                 continue;
             }
             const float *one = (const float *)q + (narrow ? 2 * (p + j) : p + j);
-            for (int i = 0; i < m; i++) acc[i] = fused(narrow ? (vec)(r[j] << 16) : (vec)r[j], every(one[i * step]), acc[i]);
+            for (int i = 0; i < m; i++) acc[i] = fused(narrow ? (vec)(r[j] << 16) : (vec)r[j], broadcast(one[i * step]), acc[i]);
             if (narrow && 2 * (p + j) + 1 < dim)
-                for (int i = 0; i < m; i++) acc[i] = fused((vec)(r[j] & 0xffff0000u), every(one[i * step + 1]), acc[i]);
+                for (int i = 0; i < m; i++) acc[i] = fused((vec)(r[j] & 0xffff0000u), broadcast(one[i * step + 1]), acc[i]);
         }
     }
     for (int i = 0; i < m; i++) *(vec *)(scores + i * KEYS) = acc[i];
@@ -89,7 +89,7 @@ INLINE void value_tile(int m, int c, int64_t begin, int64_t end, const float *we
         if (then != NULL && then[t] != NULL)
             for (int j = 0; j < c * VL * (narrow ? 2 : 4); j += 64) __builtin_prefetch(then[t] + offset * (narrow ? 2 : 4) + j, 0, 2);
         for (int i = 0; i < m; i++) {
-            vec s = every(weights[i * KEYS + t]);
+            vec s = broadcast(weights[i * KEYS + t]);
             for (int j = 0; j < c; j++) made[i][j] = fused(b[j], s, made[i][j]);
         }
     }
@@ -130,7 +130,7 @@ INLINE void value_rest(int64_t begin, int64_t end, const float *weights, const u
         for (int64_t t = begin; t < end; t++) {
             vec b = {0};
             for (int64_t j = 0; j < rest; j++) b[j] = value_of(vs[t], offset + j, narrow);
-            made = fused(b, every(weights[t]), made);
+            made = fused(b, broadcast(weights[t]), made);
         }
     }
     *(vec *)acc += made;

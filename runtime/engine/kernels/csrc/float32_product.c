@@ -41,7 +41,7 @@ INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_
         for (int j = 0; j < NV; j++) b[j] = *(const vec *)(w + p * NR + j * VL);
         for (int j = 0; j < pace; j += 16) __builtin_prefetch(fetch + p * pace + j);
         for (int i = 0; i < m; i++) {
-            vec s = every(rows[i / 3][i % 3 * step]);
+            vec s = broadcast(rows[i / 3][i % 3 * step]);
             for (int j = 0; j < NV; j++) acc[i][j] = fused(b[j], s, acc[i][j]);
         }
         for (int i = 0; i < m; i += 3) rows[i / 3] = KEPT(rows[i / 3] + next);

@@ -10,11 +10,11 @@
 #define CHAINED(NAME, NEXT) \
     static __attribute__((noinline)) float NAME(int64_t n) \
     { \
-        vec acc[CHAINS], one = every(1.0f); \
+        vec acc[CHAINS], one = broadcast(1.0f); \
         uvec pair = (uvec){0} + 0x3f803f80u; \
         float total = 0.0f; \
         ANEW; \
-        _Pragma("GCC unroll 12") for (int c = 0; c < CHAINS; c++) acc[c] = every((float)c); \
+        _Pragma("GCC unroll 12") for (int c = 0; c < CHAINS; c++) acc[c] = broadcast((float)c); \
         for (int64_t i = 0; i < n; i++) \
             _Pragma("GCC unroll 12") for (int c = 0; c < CHAINS; c++) acc[c] = NEXT; \
         _Pragma("GCC unroll 12") for (int c = 0; c < CHAINS; c++) total += sum_of(acc[c] + one + (vec)pair); \

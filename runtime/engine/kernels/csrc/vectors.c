@@ -34,7 +34,7 @@ typedef float vec __attribute__((vector_size(VL * 4), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(VL * 4), aligned(4)));
 
 /* A vector of one value. `0 + value` would be an addition: it makes 0 of -0. */
-INLINE vec every(float value) { return value - (vec){0}; }
+INLINE vec broadcast(float value) { return value - (vec){0}; }
 
 /* a * b + c with one rounding where the processor has FMA. Used for an unrolled number of sums: there the compiler
  * would choose between one and two roundings by that number, and a row's result would depend on the other rows. */
@@ -141,7 +141,7 @@ INLINE vec silu(vec g)
 {
     ivec negative = (ivec)(g < 0.0f);
     vec e = exp_of(pick(negative, g, -g));
-    return g * pick(negative, e, every(1.0f)) / (1.0f + e);
+    return g * pick(negative, e, broadcast(1.0f)) / (1.0f + e);
 }
 
 /* The largest element. */
