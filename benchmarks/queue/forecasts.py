@@ -37,7 +37,7 @@ from benchmarks.reports import deliver
 from cli.serving.driver import start_driver
 from cli.serving.models import choose
 from cli.serving.options import ServeOptions
-from runtime.policy.slo.forecast import Occupancy, forecast
+from runtime.policy.slo.forecast import NOTHING, Occupancy, Queued, forecast
 from runtime.scheduler.order.forecasts import ForecastOutcome
 from runtime.types import SamplingParams, SequenceRequest
 from zoo.api import Zoo
@@ -136,14 +136,14 @@ def oracle(found: Sequence[ForecastOutcome], places: int) -> list[ForecastOutcom
     told = []
     for own in found:
         now = own.arrived
-        running, ahead = [], []
+        running, ahead = [], NOTHING
         for each in found:
             start, end = each.arrived + each.waited, each.arrived + each.took
             if start < now < end:
                 left = each.tokens * (end - now) / max(end - start, 1)
                 running.append(Occupancy(left * token))
             elif now <= start < own.arrived + own.waited:  # in order of arrival, many at one moment
-                ahead.append((1, Occupancy(each.tokens * token)))
+                ahead = ahead.plus(Queued.work_of(1, Occupancy(each.tokens * token)))
         told.append(replace(own, forecast=forecast(running, ahead, Occupancy(own.tokens * token), places)))
     return told
 

@@ -7,6 +7,7 @@ WHAT, with the scenarios of `queue_cases`:
 
 - `interactive`: the share of interactive requests from 1 to 50 % (Figure 10); with one model, Figure 13.
 - `parts`: each operation of `qlm` left out at 5 % interactive requests (Figures 10 and 13, ablations).
+- `long`: the same with answers that take much longer than the objective of interactive requests, `--requests 60`.
 - `mega`: one model; some requests have prompts and answers that take a large part of a device's K and V (Figure 16).
 - `bursts`: the same requests in less time, so that queues get longer (Figure 16).
 - `mixed`: A10 beside A100, with one model of 7B; `turns` assigns groups to devices in turn (Figure 16).
@@ -17,7 +18,8 @@ side answers, since the paper's gains are those of long queues.
 
 Printed per case, policy and seed: requests per second until the last one ended, and until nine tenths have; attainment
 of interactive and of all requests; the 90th percentile of the interactive ones' latency in seconds; loads; requests
-that gave way to urgent ones, and all that gave way; errors. Virtual time: the same seeds give the same figures on any
+that gave way to urgent ones, and all that gave way; tokens of these that were computed again, and that came back from
+host memory; errors. Virtual time: the same seeds give the same figures on any
 machine.
 """
 
@@ -45,6 +47,8 @@ _SHOWN: Mapping[str, Callable[[float], str]] = {
     "loads": "{:.0f}".format,
     "evictions": "{:.0f}".format,
     "preemptions": "{:.0f}".format,
+    "recomputed": "{:.0f}".format,
+    "swapped": "{:.0f}".format,
     "errors": "{:.0f}".format,
 }
 
@@ -67,6 +71,8 @@ def run(scenario: Scenario, policy: str, seed: int) -> dict[str, float]:
         "loads": document["loads"]["count"],
         "evictions": document["counts"]["evictions"],
         "preemptions": document["counts"]["preemptions"],
+        "recomputed": document["counts"]["resumed_tokens"],
+        "swapped": document["counts"]["swapped_tokens"],
         "errors": sum(document["errors"].values()),
     }
 

@@ -3,7 +3,8 @@
 A100 of 80 GB, each in a server with a disk of its own, with room for the weights of two 7B models or one of 13B, and 32
 GB of host memory for K and V. Workload A: three times as many whole models as devices, one of three of 13B, popularity
 by Zipf's law. Workload B: one model of 13B. Workload C: B with mega prompts. Objectives: 30 s for interactive requests,
-as in the paper; five minutes for the others.
+as in the paper; five minutes for the others. Long answers: B with 8 places and answers that take much longer than an
+objective of 4.5 s, so that few places get free by themselves within it.
 """
 
 from __future__ import annotations
@@ -57,8 +58,14 @@ MIXES: Mapping[str, tuple[str, ...]] = {
     "A10 alone": ("A10",),
 }
 #: What is varied, by the name of the experiment.
-EXPERIMENTS = ("interactive", "parts", "mega", "bursts", "mixed", "slo")
+EXPERIMENTS = ("interactive", "parts", "long", "mega", "bursts", "mixed", "slo")
 _INTERACTIVE_MS, _BATCH_MS = 30_000, 300_000
+#: Of long answers: objectives, places, and the classes' other settings.
+_LONG_MS, _LONG_BATCH_MS, _LONG_PLACES = 4_500, 1_200_000, 8
+_LONG: Mapping[str, Mapping[str, Any]] = {
+    "interactive": {"share": 0.1, "slo_ms": _LONG_MS, "answers": "uniform:32-128"},
+    "batch": {"share": 0.9, "slo_ms": _LONG_BATCH_MS, "answers": "uniform:1000-3000"},
+}
 #: Tokens of a prompt and its answer, at most.
 _LONGEST = 9000
 
@@ -66,6 +73,7 @@ _LONGEST = 9000
 def scenario(
     policies: Policies, requests: int, devices: int, share: float = 0.05, seconds: float = 60.0, scale: float = 1.0,
     mega: float = 0.0, models: int | None = None, host_cache: int = 100_000_000_000, gpus: tuple[str, ...] = (),
+    long: bool = False,
 ) -> Scenario:  # fmt: skip
     """Return the scenario of a case.
 
@@ -75,14 +83,18 @@ def scenario(
         scale: Factor of all objectives.
         models: How many; by default three for each device.
         gpus: Kinds of devices, which then run a model of 7B each.
+        long: Whether answers are long, instead of `share`, `scale` and `mega`.
     """
     base: dict[str, Any] = {"provision": "pm", "control": STILL, "max_num_seqs": 64, "host_memory_bytes": 32 * 10**9}
     classes = {
         "interactive": {"share": share, "slo_ms": round(_INTERACTIVE_MS * scale)},
         "batch": {"share": 1.0 - share - mega, "slo_ms": round(_BATCH_MS * scale)},
     }
-    if mega:
+    if long:
+        base["max_num_seqs"], classes = _LONG_PLACES, {name: dict(each) for name, each in _LONG.items()}
+    if mega or long:
         base["max_model_len"] = _LONGEST
+    if mega:
         classes["mega"] = {
             "share": mega, "slo_ms": round(_BATCH_MS * scale), "prompts": "uniform:6000-8000", "answers": "512",
         }  # fmt: skip
@@ -121,6 +133,8 @@ def cases(what: str, requests: int, devices: int) -> Iterator[tuple[str, Scenari
         yield "all models, no warm start", made({"qlm": PARTS["qlm"]}, host_cache=0)
         yield "one model", made(PARTS, models=1)
         yield "one model, objectives x 0.2", made(PARTS, models=1, scale=0.2)
+    elif what == "long":
+        yield "one model, long answers", made(PARTS, models=1, long=True)
     elif what == "mega":
         for share in (0.01, 0.05, 0.2):
             yield f"{share:.0%} mega prompts", made(ASSIGNED, mega=share, models=1)

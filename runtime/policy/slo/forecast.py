@@ -23,6 +23,39 @@ class Occupancy(NamedTuple):
     variance: float = 0.0
 
 
+class Queued(NamedTuple):
+    """The work of waiting requests, summed.
+
+    Fields:
+        number: How many they are.
+        mean, variance: Of their work in all; its mean in ns, its variance in ns^2.
+        squares: Sum of the means of their squared works, in ns^2.
+    """
+
+    number: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def work_of(cls, count: int, each: Occupancy) -> Queued:
+        """Return the work of so many requests of the same work."""
+        return cls(count, count * each.mean, count * each.variance, count * (each.mean**2 + each.variance))
+
+    def plus(self, other: Queued, times: int = 1) -> Queued:
+        """Return the sum of this and `times` another one."""
+        return Queued(
+            self.number + times * other.number,
+            self.mean + times * other.mean,
+            self.variance + times * other.variance,
+            self.squares + times * other.squares,
+        )
+
+
+#: No waiting work.
+NOTHING = Queued()
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """When a request is served, from now.
@@ -45,7 +78,7 @@ class Forecast:
 
 def forecast(
     running: Iterable[Occupancy],
-    ahead: Iterable[tuple[int, Occupancy]],
+    ahead: Queued,
     own: Occupancy,
     places: int,
     error: float = 0.0,
@@ -55,26 +88,23 @@ def forecast(
 
     Args:
         running: The rest of each running request.
-        ahead: Number and work of the waiting requests before it, by group.
+        ahead: Work of the waiting requests before it.
         own: Its own work.
         places: Requests that run at a time, at least 1.
         error: Relative standard deviation of the times themselves, which the variances of the work do not hold.
         sigmas: Width of the bounds on either side, in standard deviations (`policy.slo.bounds`).
     """
-    mean = variance = 0.0
-    count = queued = 0
+    mean, variance, count = 0.0, ahead.variance, 0
     for each in running:
         mean, variance, count = mean + each.mean, variance + each.variance, count + 1
-    left, first, second = mean / count if count else 0.0, 0.0, 0.0
-    for number, each in ahead:
-        mean, variance, queued = mean + number * each.mean, variance + number * each.variance, queued + number
-        first, second = first + number * each.mean, second + number * (each.mean**2 + each.variance)
+    left = mean / count if count else 0.0
+    mean += ahead.mean
     places = max(places, 1)
-    if count < places and not queued:
+    if count < places and not ahead.number:
         wait = variance = 0.0
     else:
         # When it starts, the other places are still at work: on what is left of a request at a random moment.
-        unfinished = (places - 1) * (second / (2 * first) if first else left)
+        unfinished = (places - 1) * (ahead.squares / (2 * ahead.mean) if ahead.mean > 0 else left)
         wait = max(mean - unfinished, 0.0) / places
     end, variance = wait + own.mean, variance / places**2 + own.variance
     unit = (variance + (error * end) ** 2) ** 0.5

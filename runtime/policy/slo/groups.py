@@ -24,9 +24,13 @@ from runtime.policy.slo.objectives import TimeObjective
 
 #: Groups of one key; the last one has no limit of its members.
 _GROUPS = 16
+#: Changed groups that are told one by one.
+_TOUCHED = 64
 
 #: Order within a group: deadline in ns, number of the request's arrival.
 Turn = tuple[int, int]
+#: Place in the order of all groups: priority, place by the plan, deadline in ns.
+Rank = tuple[int, int, int]
 
 
 class GroupKey(NamedTuple):
@@ -104,9 +108,10 @@ class Group:
         """Where it stands among all groups with waiting members."""
         return (self.key.priority, self.place, *self._turns[0])
 
-    def is_before(self, rank: tuple[int, int, int]) -> bool:
-        """Return whether it stands before a request of this priority, place and deadline, or equally."""
-        return (self.key.priority, self.place, self._turns[0][0]) <= rank
+    @property
+    def rank(self) -> Rank:
+        """Where its first waiting member stands."""
+        return (self.key.priority, self.place, self._turns[0][0])
 
     @property
     def mean(self) -> tuple[float, int, int]:
@@ -159,6 +164,10 @@ class WaitingGroups:
         self._last = self._told = 0
         #: Most members of a group: the paper's delta x mean batch.
         self.size = 1 << 30
+        #: Changes with places and cells of groups, and when the waiting members of many groups have changed.
+        self.version = 0
+        #: Groups by number that have other waiting members since the latest version began.
+        self.touched: dict[int, Group] = {}
 
     def __len__(self) -> int:
         """Return the number of groups, with those of which all members run."""
@@ -195,6 +204,17 @@ class WaitingGroups:
     def reorder(self) -> None:
         """Note that places or cells of groups have changed."""
         self._firsts.clear()
+        self.begin_version()
+
+    def begin_version(self) -> None:
+        """Begin a version: what was found from all groups before does not hold any more."""
+        self.version += 1
+        self.touched = {}
+
+    def _touch(self, *groups: Group) -> None:
+        self.touched.update((group.id, group) for group in groups)
+        if len(self.touched) > _TOUCHED:
+            self.begin_version()
 
     def _firsts_of(self, chain: str) -> dict[str, Member]:
         """Return the first waiting request by cell; kept until a group of the chain changes."""
@@ -221,6 +241,7 @@ class WaitingGroups:
         if not group.live:
             self._remove_group(group)
         self._firsts.pop(group.key.chain, None)
+        self._touch(group, rest)
         return rest
 
     def of_chain(self, chain: str) -> list[Group]:
@@ -236,6 +257,7 @@ class WaitingGroups:
             group = self._of[member.seq] = self._open(key)
             group.live += 1
         group._add(turn, member)
+        self._touch(group)
         self._turns[member.seq] = turn
         if group.id > self._told:
             self._told = group.id
@@ -246,6 +268,7 @@ class WaitingGroups:
         """Remove a request that waits no more. It stays a live member until `end_member`."""
         group = self._of[seq]
         group._remove(self._turns.pop(seq))
+        self._touch(group)
         self._firsts.pop(group.key.chain, None)
 
     def start(self, seq: str) -> None:
@@ -301,5 +324,6 @@ class WaitingGroups:
         for seq in last._split(rest, self.size):
             self._of[seq] = rest
             last.live, rest.live = last.live - 1, rest.live + 1
+        self._touch(last, rest)
         self._told = rest.id
         self._opened(rest)

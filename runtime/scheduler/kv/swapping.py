@@ -9,8 +9,11 @@
 - A copy is booked from the preemption to the first row after the return. Agents enforce the limit themselves.
 - A copy that turns out to be missing costs a report (`RowsLost`); the sequence then runs again from its tokens.
 
-`policy.kv.preemption` decides. K and V take room from weights that wait: a byte of them takes longer to compute again
-than a byte of weights to read again.
+`policy.kv.preemption` decides. Where nothing tells what copies take, `auto` keeps a sequence to measure them: an
+assumed rate that is too low would never be corrected, since nothing would be copied.
+
+K and V take room from weights that wait: a byte of them takes longer to compute again than a byte of weights to read
+again.
 """
 
 from __future__ import annotations
@@ -86,7 +89,8 @@ class Swapping:
         if self._mode == "auto" and any(nbytes > room[name] for name, nbytes in needed.items()):
             return False
         times = self.times(sequence, needed)
-        if not swaps(self._mode, times, needed, room):
+        measures = self._mode == "auto" and not self._costs.copies_known and not self._kept
+        if not swaps("swap" if measures else self._mode, times, needed, room):
             return False
         for name, nbytes in needed.items():
             self._devices[name].host_used += nbytes

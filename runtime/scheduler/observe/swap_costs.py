@@ -1,6 +1,7 @@
 """Learn what copies of K and V to host memory and back cost, and what computing them again would (QL-11).
 
-    copy       bytes, each way        at first the profile's link between host and device, or `ControlConfig.bandwidth`
+    copy       bytes, each way        at first the profile's link between host and device; without one nothing is known
+                                      until a copy was measured, and a way never measured takes the other way's time
     recompute  chunks of a prompt     at first the profile's time of a chunk, or its weights times tokens; measured
                                       steps scale it, also with the context before a chunk
 
@@ -28,20 +29,28 @@ class SwapCosts:
     Args:
         times: Keeps estimates and outcomes.
         profile: What `zoo profile` has measured; None for nothing.
-        bandwidth: Bytes per second that are assumed without a profile.
+        bandwidth: Bytes per second that estimates assume without a profile, until a copy was measured.
     """
 
     def __init__(self, times: MeasuredTimes, profile: DeviceProfile | None, bandwidth: float) -> None:
         self._times = times
+        self._profiled = _link(profile, "device", "host") is not None
         self._copies = {
             True: MeasuredCost(_points(_link(profile, "device", "host"), bandwidth)),
             False: MeasuredCost(_points(_link(profile, "host", "device"), bandwidth)),
         }
         self._prefill = MeasuredCost([((1.0, 0.0), 1.0), ((1.0, 1.0), 1.0)])
 
+    @property
+    def copies_known(self) -> bool:
+        """Whether a profile or a measured copy tells what copies take."""
+        return self._profiled or any(each.count for each in self._copies.values())
+
     def copy_seconds(self, out: bool, nbytes: int) -> float:
         """Return the time of a copy to host memory (`out`) or back."""
-        return self._copies[out].at((1.0, float(nbytes)))
+        way, other = self._copies[out], self._copies[not out]
+        found = other if not self._profiled and not way.count and other.count else way
+        return found.at((1.0, float(nbytes)))
 
     def add_copy(self, now: int, out: bool, nbytes: int, seconds: float) -> None:
         """Add a measured copy."""

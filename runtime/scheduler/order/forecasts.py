@@ -2,7 +2,8 @@
 
     arrival: `promise` -> the forecast is kept -> end: `record_end` -> `outcomes`, and the estimates of the trace
 
-What waits is counted by groups (`policy.slo.groups`), so that a forecast costs O(groups + running sequences).
+What waits is counted by groups (`policy.slo.groups`), and summed in their order (`policy.slo.queued_work`), so that a
+forecast costs O(log groups + running sequences).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.policy.slo.bounds import OutcomeBounds
-from runtime.policy.slo.forecast import Forecast, Occupancy, forecast
+from runtime.policy.slo.forecast import NOTHING, Forecast, Occupancy, Queued, forecast
 from runtime.policy.slo.groups import Group, GroupKey, Member
 from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
 from runtime.policy.slo.objectives import TimeObjective, objective_of
 from runtime.policy.slo.objectives import class_of as class_of_objective
+from runtime.policy.slo.queued_work import QueuedWork
 from runtime.policy.slo.queues import VirtualQueues
 from runtime.policy.slo.service_times import ServiceTimes
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -118,6 +120,7 @@ class Forecasts:
         self._promises: dict[str, _Promise] = {}
         self.queues = VirtualQueues()
         self.groups = self.queues.groups
+        self._queued = QueuedWork(self.groups, self.work, lambda: (times.version, lengths.version))
         #: The latest forecasts with their outcomes.
         self.outcomes: deque[ForecastOutcome] = deque(maxlen=_KEPT)
 
@@ -147,12 +150,7 @@ class Forecasts:
         own = self.groups.group_of(sequence.seq)
         if own is None:
             return None
-        rank = (own.key.priority, own.place, sequence.rank.order)
-        waiting = (
-            (len(group) - (group is own), self.work(group))
-            for group in self.groups.waiting()
-            if group.cell == own.cell and (group is own or group.is_before(rank))
-        )
+        waiting = self._queued.before(own, (own.key.priority, own.place, sequence.rank.order), now)
         rests = [self.rest(each) for each in self._here(own.cell)]
         error, sigmas = self._error**0.5, self._bounds.sigmas
         made = forecast(rests, waiting, self.rest(sequence), self.places(own.cell), error, sigmas)
@@ -228,20 +226,20 @@ class Forecasts:
     def by_group(self, now: int) -> list[GroupForecast]:
         """Return the waiting groups in their order, with forecasts."""
         rests: dict[str, list[Occupancy]] = {}
-        ahead: dict[str, list[tuple[int, Occupancy]]] = {}
+        ahead: dict[str, Queued] = {}
         found = []
         for group in self.groups:
             if group.cell not in rests:
                 rests[group.cell] = [self.rest(each) for each in self._here(group.cell)]
-            here, before = rests[group.cell], ahead.setdefault(group.cell, [])
+            here, before = rests[group.cell], ahead.get(group.cell, NOTHING)
             count, own, places = len(group), self.work(group), self.places(group.cell)
             until = self.promised(group)
             first = forecast(here, before, until, places)
-            last = forecast(here, [*before, (count - 1, own)], until, places) if count > 1 else first
+            last = forecast(here, before.plus(Queued.work_of(count - 1, own)), until, places) if count > 1 else first
             found.append(
                 GroupForecast(group.id, group.key, group.cell, count, group.due, now + first.end, now + last.end)
             )
-            before.append((count, own))
+            ahead[group.cell] = before.plus(Queued.work_of(count, own))
         return found
 
     def cell(self, sequence: ScheduledSequence) -> str:

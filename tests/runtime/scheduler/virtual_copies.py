@@ -33,12 +33,14 @@ def carry_out(cluster: VirtualCluster, node: Node, command: CopyOut | CopyIn | S
     match command:
         case CopyOut(key, _, pages):
             data = None if cluster.spoil(key) else node.engine.read_pages(pages)
-            _report(cluster, node, CopiedOut(key, data, 1000))
+            took = cluster.copying()
+            _report(cluster, node, CopiedOut(key, data, max(took, 1000)), took)
         case CopyIn(_, _, pages, data):
             error = "spoilt" if cluster.spoil(command.key) else ""
             if not error:
                 node.engine.write_pages(pages, data)
-            _report(cluster, node, CopiedIn(command.key, 1000, error))
+            took = cluster.copying()
+            _report(cluster, node, CopiedIn(command.key, max(took, 1000), error), took)
         case ShareHostMemory(change):
             node.host_kv += change
 
@@ -56,8 +58,7 @@ def expect_none(node: Node) -> None:
     assert not node.agent.host_copies.nbytes and not len(node.agent.host_copies), node.name
 
 
-def _report(cluster: VirtualCluster, node: Node, event: CopiedOut | CopiedIn) -> None:
-    took = cluster.copying()
+def _report(cluster: VirtualCluster, node: Node, event: CopiedOut | CopiedIn, took: int) -> None:
     if not took:
         cluster.obey(node, node.agent.handle(event, (), cluster.now))
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime.config import AgentConfig, ClusterConfig, OrderConfig, PreemptionMode
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, PreemptionMode
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import CloseSequences, OpenSequences, SaveSequences
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -86,13 +86,36 @@ def test_without_host_memory_or_with_the_switch_off_nothing_changes() -> None:
     assert len(set(traces)) == 1
 
 
-def test_the_estimates_decide() -> None:
-    """Assumed at first: 1 GB/s for copies, weights times tokens for computing. Copies that take long are learned."""
+def test_measurements_decide_from_the_first_copy_on() -> None:
+    """Without a profile nothing tells what copies take, so one sequence is kept to measure it."""
+    assert auto(copying=0) > 2
+    assert auto(copying=100 * MS) == 1, "computing a prompt again takes some steps of 1 ms"
+
+
+def auto(copying: int) -> int:
+    """Return how many sequences `auto` keeps where devices report what copies and chunks took.
+
+    The assumed rate is so low that no copy would ever be made.
+    """
+    control = ControlConfig(bandwidth=1.0)
+    config = ClusterConfig(devices=1, placement="partition", preemption_mode="auto", control=control)
+    made = cluster(config=config, copying=lambda: copying)
+    for when in range(5 * MS, 900 * MS, 5 * MS):
+        made.at(when, lambda: [made.tell(node.agent.report()) for node in made.nodes.values()] and None)
+    ask(made, count=6)
+    counters = run(made)
+    assert counters.preemptions > 2
+    return int(counters.swapped_out)
+
+
+def test_the_assumed_time_of_chunks_decides_until_one_is_measured() -> None:
     made = cluster("auto")
+    made.scheduler._state.swapping._costs.add_copy(0, True, 1 << 10, 1e-3)
     made.scheduler._state.swapping._assumed = lambda chain, stage, tokens: 1.0
     ask(made)
     assert run(made).swapped_out > 0
     made = cluster("auto")
+    made.scheduler._state.swapping._costs.add_copy(0, True, 1 << 10, 1e-3)
     made.scheduler._state.swapping._assumed = lambda chain, stage, tokens: 1e-12
     ask(made)
     assert run(made).swapped_out == 0
