@@ -1,7 +1,7 @@
 """Measure requests for more models than fit, in turn: strict FCFS, EDF, and planned orders of groups (QLM, 8.1).
 
     python -m benchmarks.queue.tail_models STORE [--models 16] [--fit 2] [--each 6] [--prompt 4] [--answer 2]
-        [--rate 200] [--slo 60,600] [--pages 128MiB] [--settle 20] [--side fcfs]… [--rounds 1] [--serve OPTION]…
+        [--rate 200] [--slo 60,600] [--pages 128MiB] [--settle 30] [--side fcfs]… [--rounds 1] [--serve OPTION]…
         [--output FILE]
 
 STORE holds fine-tunes (`benchmarks.residency.family`). Each side is a `zoo serve` process with room for `--fit` whole
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=4)
     parser.add_argument("--answer", type=int, default=2)
     parser.add_argument("--rate", type=float, default=200.0)
-    parser.add_argument("--settle", type=float, default=20.0, help="seconds after the start of a server with plans")
+    parser.add_argument("--settle", type=float, default=30.0, help="seconds after the start of a server with plans")
     parser.add_argument("--slo", type=lambda text: tuple(map(float, text.split(","))), default=(60.0, 600.0))
     parser.add_argument("--pages", default="128MiB")
     parser.add_argument("--vocabulary", type=int, default=1000)

@@ -14,7 +14,7 @@ from benchmarks.simulated.queue_plots import draw
 @pytest.mark.parametrize("what", EXPERIMENTS)
 def test_cases_are_scenarios(what: str) -> None:
     found = dict(cases(what, 30, 2))
-    assert len(found) > 1 and all("qlm" in made.policies for made in found.values())
+    assert found and all("qlm" in made.policies for made in found.values())
 
 
 def test_groups_load_less_than_a_strict_queue() -> None:
