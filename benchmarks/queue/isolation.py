@@ -5,9 +5,12 @@
 
 One `zoo serve --queue` with a random Llama (32 M parameters at 8 layers). Interactive requests come at fixed moments,
 `rate` a second, with prompts of 32 tokens and `tokens` tokens out, streamed: `--alone` seconds without a batch, then
-from the batch's submission to its end, or `--most` seconds.
+from the batch's submission to its end, or `--most` seconds, then `--alone` seconds without it again. No prompt comes
+twice.
 
 - `first_ms`, `whole_ms`: of interactive requests, from the moment at which they were due.
+- `tenths`: the same of each tenth of the phase, with the lines that had been answered at its end.
+- `after`: without the batch again. What it differs by from `alone`, the batch has left behind, or time has brought.
 - `live_ms`: of `GET /live`, asked every 20 ms: what the event loop's stalls, and the machine, make of a trivial route.
 - `memory_mb`: resident memory of the server before the batch, its maximum beside it, and after.
 """
@@ -23,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +37,48 @@ from benchmarks.reports import deliver
 from benchmarks.serving.through_http import Server, make_model
 
 _PROBE = 0.02
+_PARTS = 10
+#: Seconds of the warm-up, and between the batch's end and what is measured after it.
+_WARM, _SETTLE = 3.0, 2.0
 
 
 @dataclass
 class Watched:
-    """What was seen in one phase; seconds and bytes."""
+    """What was seen in one phase; seconds and bytes. `asked`: by when it was due, a request's first token and end."""
 
-    first: list[float] = field(default_factory=list)
-    whole: list[float] = field(default_factory=list)
+    begin: float = field(default_factory=time.monotonic)
+    asked: list[tuple[float, float, float]] = field(default_factory=list)
     live: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         return {
-            "requests": len(self.whole),
-            "first_ms": quantiles(self.first),
-            "whole_ms": quantiles(self.whole),
+            "requests": len(self.asked),
+            "first_ms": quantiles([first for _, first, _ in self.asked]),
+            "whole_ms": quantiles([whole for _, _, whole in self.asked]),
             "live_ms": quantiles(self.live),
         }
 
+    def tenths(self, answered: Sequence[tuple[float, int]]) -> list[dict[str, Any]]:
+        """Return quantiles of each tenth of the phase. `answered`: lines by the time at which they were counted."""
+        end = max(due for due, _, _ in self.asked)
+        found: list[dict[str, Any]] = []
+        edges = [self.begin + (end - self.begin) * part / _PARTS for part in range(_PARTS + 1)]
+        for since, until in pairwise(edges):
+            some = [(first, whole) for due, first, whole in self.asked if since <= due < until or due == until == end]
+            lines = [count for at, count in answered if at <= until]
+            tenth: dict[str, Any] = {"until_s": round(until - self.begin, 1), "lines": lines[-1] if lines else 0}
+            for name, times in ("first_ms", [first for first, _ in some]), ("whole_ms", [whole for _, whole in some]):
+                tenth[name] = {of: ms for of, ms in quantiles(times).items() if of in ("p50", "p95")}
+            found.append(tenth)
+        return found
+
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Return quantiles in milliseconds."""
+    """Return quantiles in milliseconds; none of nothing."""
     ordered = sorted(seconds)
+    if not ordered:
+        return {}
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return {
         name: round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
@@ -94,16 +117,20 @@ async def ask(client: httpx.AsyncClient, draw: random.Random, tokens: int, due: 
         answer.raise_for_status()
         async for _ in answer.aiter_bytes():
             first = first or time.monotonic()
-    seen.first.append(first - due)
-    seen.whole.append(time.monotonic() - due)
+    seen.asked.append((due, first - due, time.monotonic() - due))
 
 
 async def watch(
-    client: httpx.AsyncClient, server: Server, args: argparse.Namespace, seconds: float, over: Callable[[], bool]
+    client: httpx.AsyncClient,
+    server: Server,
+    args: argparse.Namespace,
+    draw: random.Random,
+    seconds: float,
+    over: Callable[[], bool] = lambda: False,
 ) -> Watched:
     """Send interactive requests and probes until a time, or until `over`."""
-    seen, draw, begin = Watched(), random.Random(2), time.monotonic()
-    end, asked = begin + seconds, set[asyncio.Task[None]]()
+    seen = Watched()
+    end, asked = seen.begin + seconds, set[asyncio.Task[None]]()
 
     async def probe() -> None:
         while True:
@@ -114,7 +141,7 @@ async def watch(
             await asyncio.sleep(_PROBE)
 
     probing = asyncio.create_task(probe())
-    due = begin
+    due = seen.begin
     while due < end and not over():
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         asked.add(asyncio.create_task(ask(client, draw, args.tokens, due, seen)))
@@ -128,11 +155,14 @@ async def watch(
 async def measure(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.address, timeout=300, limits=limits, trust_env=False) as client:
-        await watch(client, server, args, 3, lambda: False)  # warm-up
-        alone = await watch(client, server, args, args.alone, lambda: False)
+        # One for all phases: prompts that came before would be read from the prefix cache.
+        draw = random.Random(2)
+        await watch(client, server, args, draw, _WARM)
+        alone = await watch(client, server, args, draw, args.alone)
         content = lines(args.lines, args.batch_tokens)
         status: dict[str, Any] = {"status": "validating"}
         stamps: dict[str, float] = {}
+        answered: list[tuple[float, int]] = []
 
         async def run_batch() -> None:
             nonlocal status
@@ -148,25 +178,42 @@ async def measure(server: Server, args: argparse.Namespace) -> dict[str, Any]:
                 await asyncio.sleep(0.25)
                 status = (await client.get(f"/v1/batches/{status['id']}")).json()
                 stamps.setdefault(status["status"], time.monotonic() - began)
+                answered.append((time.monotonic(), status["request_counts"]["completed"]))
 
         batch = asyncio.create_task(run_batch())
-        beside = await watch(client, server, args, args.most, batch.done)
+        beside = await watch(client, server, args, draw, args.most, batch.done)
         if batch.done():
             batch.result()
+        elif "id" in status:
+            await client.post(f"/v1/batches/{status['id']}/cancel")
         batch.cancel()
-        await asyncio.sleep(2)
+        await asyncio.sleep(_SETTLE)
+        memory_after = server.resident()
+        after = await watch(client, server, args, draw, args.alone)
         counts = status["request_counts"]
         return {
             "alone": alone.summary(),
-            "beside": beside.summary(),
+            "beside": beside.summary() | {"tenths": beside.tenths(answered)},
+            "after": after.summary(),
+            "p95_ratio": {
+                "beside": _ratio(beside, alone),
+                "beside_to_both": _ratio(beside, alone, after),
+                "after": _ratio(after, alone),
+            },
             "batch": {"status": status["status"], **counts, "mb": round(len(content) / 1e6, 1)},
             "seconds_since_upload": {name: round(value, 1) for name, value in stamps.items()},
             "memory_mb": {
                 "before": round(alone.memory[-1] / 1e6),
                 "most": round(max(beside.memory) / 1e6),
-                "after": round(server.resident() / 1e6),
+                "after": round(memory_after / 1e6),
             },
         }
+
+
+def _ratio(seen: Watched, *beside: Watched) -> float:
+    """Return a phase's 95th percentile of whole answers over that of other phases."""
+    others = [whole for each in beside for _, _, whole in each.asked]
+    return round(quantiles([whole for _, _, whole in seen.asked])["p95"] / quantiles(others)["p95"], 2)
 
 
 def main() -> None:
