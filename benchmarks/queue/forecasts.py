@@ -1,44 +1,52 @@
 """Measure forecasts of requests beside what they took, on the real engine under load (QL-14 to QL-16).
 
-    python -m benchmarks.queue.forecasts STORE MODEL… [--mix narrow|wide|two]… [--requests 800] [--places 16]
-        [--prompt 48] [--wave 100] [--outcomes FILE] [--output FILE]
+    python -m benchmarks.queue.forecasts STORE MODEL… [--mix narrow|wide|two]… [--arrivals waves|poisson]
+        [--requests 800] [--places 16] [--prompt 48] [--wave 100] [--log FOLDER] [--outcomes FILE] [--output FILE]
+    python -m benchmarks.queue.forecasts --replay LOG… [--places 16] [--output FILE]
 
-Requests arrive in waves, each when at most half of the last one still waits, so that the queue grows and shrinks. All
-have one SLO, so that they run in their order of arrival. How long an answer gets is not told to the server: its
-`max_tokens` is 512, and a stop token ends it at a length of the mix. The first three eighths, for learning, are left
-out.
+Requests arrive in waves, each when at most half of the last one still waits, or one by one at random times, alternately
+faster and slower than they end (`benchmarks.queue.arrivals`); either way the queue grows and shrinks. All have one SLO,
+so that they run in their order of arrival. How long an answer gets is not told to the server: its `max_tokens` is 512,
+and a stop token ends it at a length of the mix. The first three eighths, for learning, are left out.
 
 - `r2`, `slope`: of the measured over the forecast waiting times, from arrival to start, by least squares.
 - `end_r2`, `end_slope`: the same from arrival to end, which also depends on the request's own length.
 - `bias`: sum of the forecasts over the sum of what was measured, less 1, from arrival to end, by tenth of forecasts.
 - `covered`: share of the requests that ended within their bounds of 95 %.
 - `shuffled`: the same with the forecasts of other requests: the negative control.
-- `oracle`: the same formula for the wait, told afterwards how long every answer gets and what a token took on average:
-  what is missing there is due to the formula and to the times of steps, the rest to lengths that are not known before.
+- `oracle`: the same formula for the wait, told afterwards how long every answer gets, and what a start and a token took
+  on average: what is missing there is due to the formula and to the times of steps, the rest to lengths that are not
+  known before.
 
-`--outcomes`: every forecast with its outcome, as a line of JSON.
+`--outcomes`: every forecast with its outcome, as a line of JSON. `--log`: the scheduler's log of each mix; with
+`--replay` a new scheduler gets its events, so that estimators can be compared on one run.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
-import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
+from benchmarks.queue.arrivals import Arrivals, Submission
 from benchmarks.reports import deliver
 from cli.serving.driver import start_driver
 from cli.serving.models import choose
 from cli.serving.options import ServeOptions
-from runtime.policy.slo.forecast import NOTHING, Occupancy, Queued, forecast
+from runtime.policy.slo.forecast import Occupancy, Queued, forecast
+from runtime.scheduler.observe.replay_log import replay
 from runtime.scheduler.order.forecasts import ForecastOutcome
+from runtime.scheduler.scheduler import Scheduler
 from runtime.types import SamplingParams, SequenceRequest
 from zoo.api import Zoo
 
@@ -63,37 +71,25 @@ def ask(rng: random.Random, name: str, model: str, prompt: int, tokens: int, voc
 
 def run(driver: Any, models: Sequence[str], args: argparse.Namespace, mix: str) -> list[ForecastOutcome]:
     """Run the requests of a mix, and return their forecasts with outcomes in the order of their ends."""
-    rng = random.Random(f"{mix} {args.seed}")
-    before = len(driver.view.forecasts())
-    asked, left, changed = 0, 0, threading.Condition()
-    answering: list[threading.Thread] = []
+    rng, times = random.Random(f"{mix} {args.seed}"), random.Random(f"times {mix} {args.seed}")
 
-    def answer(batch: list[SequenceRequest]) -> None:
-        nonlocal left
-        for event in driver.run(batch):
-            if event.finish is not None:
-                with changed:
-                    left -= 1
-                    changed.notify()
+    def one(number: int) -> SequenceRequest:
+        tokens = MIXES[mix](rng)
+        return ask(rng, f"{mix}{number}", models[number % len(models)], args.prompt, tokens, args.vocab)
 
-    def few_wait(most: int) -> bool:
-        return left - args.places <= most
+    async def submit() -> None:
+        await Submission(driver, one, args.requests, args.places, args.wave, times).run(args.arrivals)
 
-    while asked < args.requests:
-        batch = []
-        for _ in range(min(args.wave, args.requests - asked)):
-            one = ask(rng, f"{mix}{asked}", models[asked % len(models)], args.prompt, MIXES[mix](rng), args.vocab)
-            batch.append(one)
-            asked += 1
-        with changed:
-            left += len(batch)
-        answering.append(threading.Thread(target=answer, args=(batch,), daemon=True))
-        answering[-1].start()
-        with changed:
-            changed.wait_for(partial(few_wait, rng.randint(0, args.wave // 2)))
-    for thread in answering:
-        thread.join()
-    return list(driver.view.forecasts()[before:])
+    asyncio.run(submit())
+    return list(driver.view.forecasts())
+
+
+def replayed(log: Path) -> list[ForecastOutcome]:
+    """Give the events of a scheduler's log to a new scheduler, and return its forecasts with their outcomes."""
+    made: list[Scheduler] = []
+    replay(log, made=made.append)
+    order = made[0].order
+    return [] if order is None else list(order.forecasts.outcomes)
 
 
 def fit(told: Sequence[float], measured: Sequence[float]) -> tuple[float, float]:
@@ -132,53 +128,84 @@ def shuffled(found: Sequence[ForecastOutcome], seed: int) -> list[ForecastOutcom
 
 def oracle(found: Sequence[ForecastOutcome], places: int) -> list[ForecastOutcome]:
     """Return the outcomes with forecasts of their waits from the lengths of all answers, the queue of each arrival."""
-    token = sum(each.took - each.waited for each in found) / sum(each.tokens for each in found)
-    told = []
-    for own in found:
-        now = own.arrived
-        running, ahead = [], NOTHING
-        for each in found:
-            start, end = each.arrived + each.waited, each.arrived + each.took
-            if start < now < end:
-                left = each.tokens * (end - now) / max(end - start, 1)
-                running.append(Occupancy(left * token))
-            elif now <= start < own.arrived + own.waited:  # in order of arrival, many at one moment
-                ahead = ahead.plus(Queued.work_of(1, Occupancy(each.tokens * token)))
-        told.append(replace(own, forecast=forecast(running, ahead, Occupancy(own.tokens * token), places)))
-    return told
+    begin, token = _line([each.tokens for each in found], [each.took - each.waited for each in found])
+    order = sorted(found, key=lambda each: each.arrived + each.waited)
+    starts = [each.arrived + each.waited for each in order]
+    work = [begin + each.tokens * token for each in order]
+    firsts, seconds = list(accumulate(work, initial=0.0)), list(accumulate((x * x for x in work), initial=0.0))
+    longest, told = max(each.took - each.waited for each in found), {}
+    for at, own in enumerate(order):
+        now, running = own.arrived, []
+        low, high = bisect_left(starts, now - longest), bisect_left(starts, now)
+        for each, start, whole in zip(order[low:high], starts[low:high], work[low:high], strict=True):
+            if (end := each.arrived + each.took) > now:
+                running.append(Occupancy(whole * (end - now) / max(end - start, 1)))
+        count = max(at - high, 0)  # in order of arrival
+        ahead = Queued(count, firsts[high + count] - firsts[high], 0.0, seconds[high + count] - seconds[high])
+        told[own.seq] = replace(own, forecast=forecast(running, ahead, Occupancy(work[at]), places))
+    return [told[each.seq] for each in found]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("store", type=Path)
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--mix", action="append", choices=tuple(MIXES))
-    parser.add_argument("--requests", type=int, default=800)
-    parser.add_argument("--places", type=int, default=16)
-    parser.add_argument("--prompt", type=int, default=48)
-    parser.add_argument("--wave", type=int, default=100)
-    parser.add_argument("--vocab", type=int, default=1000, help="prompt tokens are below")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--outcomes", type=Path)
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args()
-    document: dict[str, Any] = {}
+def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Return intercept and slope of the line through these points, by least squares."""
+    a, b = mean(x), mean(y)
+    spread = sum((each - a) ** 2 for each in x)
+    slope = sum((one - a) * (other - b) for one, other in zip(x, y, strict=True)) / spread if spread else 0.0
+    return b - slope * a, slope
+
+
+def measured(found: Sequence[ForecastOutcome], args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of a run."""
+    first = 3 * len(found) // 8
+    kept = found[first:]
+    return {
+        **figures(kept),
+        "shuffled": figures(shuffled(kept, args.seed)),
+        "oracle": figures(oracle(found, args.places)[first:]),
+    }
+
+
+def live(args: argparse.Namespace) -> dict[str, Any]:
+    """Run the mixes on the engine, and return the figures of each."""
+    document = {}
     with Zoo(args.store, create=False) as zoo:
         models = [zoo.model(name).name for name in args.models]
         for mix in args.mix or tuple(MIXES):
             options = ServeOptions(plan="edf", max_num_seqs=args.places, kv_cache_memory_bytes=1 << 30)
-            with start_driver(zoo, options, choose(zoo, models)) as driver:
+            with ExitStack() as stack:
+                log = None
+                if args.log is not None:
+                    log = stack.enter_context((args.log / f"{mix}.log").open("wb")).write
+                driver = stack.enter_context(start_driver(zoo, options, choose(zoo, models), log=log))
                 found = run(driver, models, args, mix)
             if args.outcomes is not None:
                 with args.outcomes.open("a") as file:
                     file.writelines(json.dumps({"mix": mix, **asdict(each)}) + "\n" for each in found)
-            first = 3 * len(found) // 8
-            kept = found[first:]
-            document[mix] = {
-                **figures(kept),
-                "shuffled": figures(shuffled(kept, args.seed)),
-                "oracle": figures(oracle(found, args.places)[first:]),
-            }
+            document[mix] = measured(found, args)
+    return document
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path, nargs="?")
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--mix", action="append", choices=tuple(MIXES))
+    parser.add_argument("--requests", type=int, default=800)
+    parser.add_argument("--places", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=48)
+    parser.add_argument("--arrivals", choices=get_args(Arrivals), default="waves")
+    parser.add_argument("--wave", type=int, default=100, help="requests of a wave, or the most that wait")
+    parser.add_argument("--vocab", type=int, default=1000, help="prompt tokens are below")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=Path, help="folder for the scheduler's log of each mix")
+    parser.add_argument("--replay", type=Path, nargs="+", help="instead of a run: logs of runs")
+    parser.add_argument("--outcomes", type=Path)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    if args.replay:
+        document = {log.name: measured(replayed(log), args) for log in args.replay}
+    else:
+        document = live(args)
     deliver(document, args.output)
 
 

@@ -104,10 +104,14 @@ def digest_of(commands: Iterable[SchedulerCommand]) -> str:
     return state.hexdigest()
 
 
-def replay(path: Path, told: Callable[[Sequence[SchedulerCommand]], object] = lambda commands: None) -> int:
+def replay(
+    path: Path,
+    told: Callable[[Sequence[SchedulerCommand]], object] = lambda commands: None,
+    made: Callable[[Scheduler], object] = lambda scheduler: None,
+) -> int:
     """Replay a log; return the number of events.
 
-    `told`: called with the commands of each event.
+    `told`: called with the commands of each event. `made`: called with the new scheduler, before the first one.
 
     Raises Diverged; InputError for a file that is not a log.
     """
@@ -115,6 +119,7 @@ def replay(path: Path, told: Callable[[Sequence[SchedulerCommand]], object] = la
         with path.open("rb") as file:
             lines = _lines(file, path)
             scheduler = _head(next(lines, b""), path).scheduler()
+            made(scheduler)
             count = 0
             for count, line in enumerate(lines, 1):
                 now, event, expected = _entry(line, path, count + 1)

@@ -119,15 +119,18 @@ class DeadlineOrder:
         """Record the length of an answer, and what became of its forecast."""
         completed = reason in ("stop", "length")
         if completed:
-            self._lengths.add(answers_of(sequence), len(sequence.output))
+            self._lengths.add(answers_of(sequence), len(sequence.output), sequence.seq)
+        else:
+            self._lengths.drop_running(answers_of(sequence), sequence.seq)
         self.forecasts.record_end(sequence, completed, now)
 
     def sample(self, running: Iterable[ScheduledSequence], now: int) -> None:
-        """Record the progress of running sequences."""
+        """Record the progress of running sequences: their tokens' time, and that they are longer than so far."""
         self.now = now
         count = 0
         for count, sequence in enumerate(running, 1):  # noqa: B007
             self._times.sample(sequence.seq, sequence.chain.model, len(sequence.output), now)
+            self._lengths.sample(answers_of(sequence), sequence.seq, len(sequence.output))
         if count:
             self.forecasts.groups.size = max(1, round(self._size * self._batch.add(count)))
 

@@ -25,7 +25,7 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.types import SequenceRequest
 
 #: Forecasts with their outcomes that are kept.
-_KEPT = 4096
+_KEPT = 1 << 14
 #: Weight of the newest outcome in the forecasts' error.
 _LEARNING = 0.05
 
@@ -284,5 +284,7 @@ class Forecasts:
 
     def _work_of(self, model: str, answers: AnswerClass, context: float, made: int, most: int) -> Occupancy:
         rest, token = self._lengths.rest(answers, made, most), self._times.tokens(model, 1)
-        begin = self._times.context(model, round(context)) if context else 0
-        return Occupancy(begin + rest.mean * token, rest.variance * token * token)
+        if not context:
+            return Occupancy(rest.mean * token, rest.variance * token * token)
+        begin = self._times.context(model, round(context))  # with it comes the first token
+        return Occupancy(begin + (rest.mean - 1) * token, rest.variance * token * token)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from benchmarks.queue.forecasts import figures, oracle, run, shuffled
+import pytest
+
+from benchmarks.queue.forecasts import figures, oracle, replayed, run, shuffled
 from cli.serving.driver import start_driver
 from cli.serving.models import choose
 from cli.serving.options import ServeOptions
@@ -13,14 +15,20 @@ from tests import checkpoints
 from zoo.api import Zoo
 
 
-def test_requests_are_compared_with_their_forecasts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arrivals", ["waves", "poisson"])
+def test_requests_are_compared_with_their_forecasts(arrivals: str, tmp_path: Path) -> None:
     folder = checkpoints.make("llama", tmp_path / "llama", tokenizer=False)
-    given = Namespace(requests=60, places=4, prompt=8, wave=20, seed=0, vocab=20)
+    given = Namespace(requests=60, places=4, prompt=8, wave=20, seed=0, vocab=20, arrivals=arrivals)
     with Zoo(tmp_path / "store") as zoo:
         zoo.ingest(folder, "m")
-        with start_driver(zoo, ServeOptions(plan="edf", max_num_seqs=4), choose(zoo, ["m"])) as driver:
+        options = ServeOptions(plan="edf", max_num_seqs=4)
+        with (
+            (tmp_path / "log").open("wb") as log,
+            start_driver(zoo, options, choose(zoo, ["m"]), log=log.write) as driver,
+        ):
             found = run(driver, ["m"], given, "wide")
     assert len(found) == 60
+    assert replayed(tmp_path / "log") == found
     assert all(each.waited <= each.took and each.forecast.least <= each.forecast.most for each in found)
     assert figures(found)["requests"] == 60
     told = oracle(found, 4)

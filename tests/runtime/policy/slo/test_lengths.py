@@ -44,6 +44,57 @@ def test_the_upper_bound_holds_for_its_share() -> None:
     assert 0.92 <= held <= 0.98
 
 
+def queue_of(lengths: list[int], places: int, steps: int, sampled: bool) -> AnswerLengths:
+    """Run so many steps of answers of these lengths, a place each; return what is known of them then."""
+    found, waiting, running = AnswerLengths(), list(enumerate(lengths)), dict[int, int]()
+    found.add(KEY, 8)
+    for _ in range(steps):
+        while len(running) < places:
+            running[waiting.pop(0)[0]] = 0
+        for each in list(running):
+            running[each] += 1
+            if sampled:
+                found.sample(KEY, f"s{each}", running[each])
+            if running[each] == lengths[each]:
+                found.add(KEY, running.pop(each), f"s{each}")
+    return found
+
+
+def test_running_answers_count_as_longer_than_what_they_have() -> None:
+    """After 150 steps mostly short answers have ended: their mean is far below that of all that began."""
+    biased, mended = [], []
+    for seed in range(40):
+        rng = random.Random(seed)
+        lengths = [rng.choice((8, 8, 8, 100)) for _ in range(400)]
+        biased.append(queue_of(lengths, 16, 150, False).expected(KEY, 0, 500))
+        mended.append(queue_of(lengths, 16, 150, True).expected(KEY, 0, 500))
+    assert sum(biased) / 40 < 0.85 * 31
+    assert abs(sum(mended) / 40 / 31 - 1) < 0.08
+
+
+def test_running_answers_end_or_are_dropped() -> None:
+    lengths = AnswerLengths()
+    for _ in range(50):
+        lengths.add(KEY, 20)
+    known = lengths.expected(KEY, 0, 500)
+    lengths.sample(KEY, "a", 60)
+    assert lengths.expected(KEY, 0, 500) > known + 1
+    lengths.drop_running(KEY, "a")
+    assert lengths.expected(KEY, 0, 500) == known
+    lengths.sample(KEY, "a", 19)
+    lengths.add(KEY, 20, "a")
+    assert lengths.expected(KEY, 0, 500) == known, "it counts once"
+
+
+def test_the_doubt_of_a_mean_falls_with_the_answers() -> None:
+    few, many, rng = AnswerLengths(), AnswerLengths(), random.Random(2)
+    assert few.doubt(KEY) == 1.0
+    for count, lengths in ((20, few), (500, many)):
+        for _ in range(count):
+            lengths.add(KEY, rng.choice((8, 8, 8, 100)))
+    assert few.doubt(KEY) > 3 * many.doubt(KEY) > 0.1
+
+
 def test_newer_answers_count_more() -> None:
     lengths = AnswerLengths()
     for length, count in ((10, 2000), (200, 2000)):
