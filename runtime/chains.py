@@ -12,7 +12,7 @@ transports. An `Array` is opaque to scheduler and agents.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -541,6 +541,20 @@ class Tiered(Protocol):
         """Return the bytes that host memory now has of each unit, by digest, of those that changed since the last call.
 
         0: the unit is in use on the device, or gone.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """Define an engine that reads the weights of stages into host memory before they are needed (QL-13)."""
+
+    def read_ahead(self, stages: Sequence[Stage], stop: Callable[[], bool]) -> Iterator[tuple[Stage, tuple[str, ...]]]:
+        """Read what neither the device nor host memory has of these stages, in this order, as far as there is room.
+
+        Yields each stage that is there in full, with the digest of the weights of each of its components. Ends early
+        once `stop` returns True. What the last call named leaves host memory last. Raises what loading a stage would
+        raise; called on any thread.
         """
         ...
 

@@ -41,6 +41,8 @@ class OrderConfig:
         plan_duty: Most of the time that plans may be solved, as a share.
         run_floor: A model that was loaded serves its requests for at least so many times the duration of its load
             before another one takes its place, unless that one would be late; 0: no such limit. With a plan.
+        read_ahead: Whether host memory gets the weights of the models that are needed next, in the order of the queue
+            (QL-13). With a plan, where models do not fit together and there is host memory.
         overload: What becomes of requests where late ones remain in the best plan (QL-19): all wait in the planned
             order (`queue`) or by deadline (`edf`), or new ones that will most likely be late are refused (`reject`).
     """
@@ -59,6 +61,7 @@ class OrderConfig:
     plan_rounds: int = 40_000
     plan_duty: float = 0.05
     run_floor: float = 2.0
+    read_ahead: bool = True
     overload: str = "queue"
 
     def __post_init__(self) -> None:
@@ -95,6 +98,10 @@ class OrderConfig:
     def floor(self) -> float:
         """How many times its load a model serves at least before another one takes its place; 0: no limit."""
         return self.run_floor if self.plans else 0.0
+
+    @property
+    def reads_ahead(self) -> bool:
+        return self.plans and self.read_ahead
 
     @property
     def evicts(self) -> bool:

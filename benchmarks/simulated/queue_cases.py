@@ -39,6 +39,7 @@ PARTS: Policies = {
     "no groups of a model": _order("edf"),
     "no load balance": _order("qlm", assign="turns"),
     "one queue": _order("qlm", cells=False),
+    "no read-ahead": _order("qlm", read_ahead=False),
     "no run floor": _order("qlm", run_floor=0.0),
     "whole steps": _order("qlm", cap_batches=False),
     "insertion alone": _order("qlm", plan_rounds=0),

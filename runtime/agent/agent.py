@@ -59,6 +59,7 @@ from runtime.control.agent_io import (
     Send,
     StageFailed,
     StageLoaded,
+    StageRead,
     StageStep,
 )
 from runtime.messages import (
@@ -76,6 +77,7 @@ from runtime.messages import (
     PageData,
     PageRequest,
     PeerDown,
+    ReadAhead,
     Retract,
     RowsLost,
     RunRows,
@@ -220,6 +222,8 @@ class Agent:
                 return []
             case Offer() | Bid() | Retract():
                 return self._bid(event)
+            case ReadAhead() | StageRead():
+                return self._shelf.handle(event, now)
             case LoadStages() | UnloadStages() | StageLoaded() | StageFailed() | HostChanged():
                 return self._provide(event, now)
             case (

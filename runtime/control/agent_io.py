@@ -36,6 +36,16 @@ class LoadStage:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadStagesAhead:
+    """Read the weights of these stages into host memory, in this order, as far as they fit, while nothing is loaded.
+
+    It takes the place of the one before. The driver reports StageRead for each stage that is there.
+    """
+
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DropStage:
     """Unload a stage from the engine; `coming` are loaded in its place."""
 
@@ -144,6 +154,7 @@ class ShareHostMemory:
 AgentCommand = (
     Send
     | LoadStage
+    | ReadStagesAhead
     | DropStage
     | ReturnPages
     | ReadPages
@@ -201,6 +212,21 @@ class HostChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class StageRead:
+    """Report to the agent that host memory or the device has the weights of a stage that was to be read ahead.
+
+    Fields:
+        stage: Its id.
+        units: Digest of the weights of each of its components, in order.
+        host: As `HostChanged.units`.
+    """
+
+    stage: str
+    units: tuple[str, ...]
+    host: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class StageFailed:
     """Report to the agent that a stage could not be loaded."""
 
@@ -247,4 +273,6 @@ class CopiedIn:
     error: str = ""
 
 
-AgentEvent = StageLoaded | StageFailed | HostChanged | PagesWritten | ActivationsVerified | CopiedOut | CopiedIn
+AgentEvent = (
+    StageLoaded | StageRead | StageFailed | HostChanged | PagesWritten | ActivationsVerified | CopiedOut | CopiedIn
+)

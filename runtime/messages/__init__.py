@@ -42,6 +42,7 @@ from runtime.messages.to_agent import (
     PeerDown,
     PromptEntry,
     PromptSave,
+    ReadAhead,
     RunRows,
     SaveSequences,
     StartMigration,
@@ -63,6 +64,7 @@ from runtime.messages.to_scheduler import (
 
 ToAgent = (
     LoadStages
+    | ReadAhead
     | UnloadStages
     | OpenSequences
     | CloseSequences
@@ -121,6 +123,7 @@ __all__ = [
     "PeerList",
     "PromptEntry",
     "PromptSave",
+    "ReadAhead",
     "Rejected",
     "RendezvousKey",
     "Retract",

@@ -26,6 +26,26 @@ class LoadStages(Message, frozen=True, tag=True, array_like=True):
     counts: tuple[tuple[int, ...], ...] = ()
 
 
+#: Most stages of one `ReadAhead`.
+AHEAD_STAGES = 16
+
+
+class ReadAhead(Message, frozen=True, tag=True, array_like=True):
+    """Read the weights of the stages that are needed next into host memory, in this order, as far as they fit (QL-13).
+
+    It takes the place of the one before; loads come first. What host memory has of these stages leaves it last. The
+    agent answers with HostWeights.
+
+    Fields:
+        stages: At most `AHEAD_STAGES`; none: read nothing.
+        blocks, counts: As in LoadStages.
+    """
+
+    stages: tuple[Stage, ...]
+    blocks: tuple[tuple[str, ...], ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
 class UnloadStages(Message, frozen=True, tag=True, array_like=True):
     """Unload stages. No sequence is on them any more.
 

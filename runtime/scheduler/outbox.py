@@ -27,6 +27,7 @@ from runtime.messages import (
     OpenSequences,
     PromptEntry,
     PromptSave,
+    ReadAhead,
     RunRows,
     SaveSequences,
     UnloadStages,
@@ -146,6 +147,13 @@ class CommandOutbox:
         """
         blocks = tuple(blocks for _, blocks in stages)
         self.add_message(device, LoadStages(tuple(stage for stage, _ in stages), blocks, limits, pages, counts))
+
+    def read_ahead(
+        self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]], counts: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """Add a ReadAhead for these stages, each with its blocks and the components of each of these."""
+        named = tuple(stage for stage, _ in stages)
+        self.add_message(device, ReadAhead(named, tuple(blocks for _, blocks in stages), counts))
 
     def unload_stages(
         self, device: str, stages: Sequence[Stage], pages: int = -1, coming: tuple[Stage, ...] = ()

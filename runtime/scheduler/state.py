@@ -111,11 +111,22 @@ class ClusterState:
 
     def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
         """Send the load of stages, each with its blocks, that count as loading."""
-        blocks, counts = self.block_map, []
-        for _, some in stages:
-            counts.append(tuple(blocks.block(name).components if blocks.knows(name) else 0 for name in some))
-        told = counts if all(count > 0 for some in counts for count in some) else ()
-        self.out.load(device, stages, self._share(device), tuple(told), self._row_limits(device, stages))
+        counts = self._components(stages)
+        self.out.load(device, stages, self._share(device), counts, self._row_limits(device, stages))
+
+    def read_ahead(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
+        """Send what host memory is to read, each stage with its blocks."""
+        counts = self._components(stages)
+        if counts or not stages:
+            self.out.read_ahead(device, stages, counts)
+
+    def _components(self, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> tuple[tuple[int, ...], ...]:
+        """Return the number of components of each block of each stage; nothing unless all are known."""
+        blocks = self.block_map
+        counts = tuple(
+            tuple(blocks.block(name).components if blocks.knows(name) else 0 for name in some) for _, some in stages
+        )
+        return counts if all(count > 0 for some in counts for count in some) else ()
 
     def _row_limits(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> tuple[tuple[str, int], ...]:
         """Return the blocks of stages that take fewer rows than a step, each with its limit (BL-14)."""

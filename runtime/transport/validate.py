@@ -28,6 +28,7 @@ from runtime.messages import (
     PageRequest,
     PeerList,
     PromptEntry,
+    ReadAhead,
     RendezvousKey,
     Retract,
     RowsDone,
@@ -38,6 +39,7 @@ from runtime.messages import (
     StageLoadFailed,
     StageReady,
 )
+from runtime.messages.to_agent import AHEAD_STAGES
 from runtime.messages.to_scheduler import HOST_CHANGES
 
 
@@ -54,6 +56,7 @@ _MAX_HOPS = 8
 #: Columns of equal length.
 _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     LoadStages: ("stages", "blocks"),
+    ReadAhead: ("stages", "blocks", "counts"),
     OpenSequences: ("epochs", "requests", "outputs", "paths", "keep", "computed", "shared"),
     CloseSequences: ("seqs", "epochs"),
     SaveSequences: ("seqs", "epochs", "tokens"),
@@ -247,6 +250,11 @@ def _load(message: LoadStages, arrays: Sequence[Array]) -> bool:
     return not arrays and len(counts) in (0, len(message.stages)) and all(each > 0 for some in counts for each in some)
 
 
+def _ahead(message: ReadAhead, arrays: Sequence[Array]) -> bool:
+    counts = message.counts
+    return not arrays and len(message.stages) <= AHEAD_STAGES and all(each > 0 for some in counts for each in some)
+
+
 def _host(message: HostWeights, arrays: Sequence[Array]) -> bool:
     return not arrays and len(message.blocks) <= HOST_CHANGES and all(nbytes >= 0 for _, nbytes in message.blocks)
 
@@ -257,6 +265,7 @@ def _loaded(message: StageReady, arrays: Sequence[Array]) -> bool:
 
 _CHECKS: dict[type[Message], Callable[..., bool]] = {
     LoadStages: _load,
+    ReadAhead: _ahead,
     HostWeights: _host,
     StageReady: _loaded,
     OpenSequences: _open,

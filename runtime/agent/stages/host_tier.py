@@ -2,6 +2,7 @@
 
     expect_stage    the blocks of a stage, each with its number of components     from LoadStages
     add_units       the unit of each of its components                            once the engine has loaded it
+    expect_ahead, add_read                the same for stages that are read ahead (QL-13)
     change          bytes of units in host memory, as they come and go            to HostWeights: changed blocks only
 
 A unit is remembered while a stage that has it is loaded, or host memory keeps it.
@@ -24,6 +25,7 @@ class HostTier:
         self._device = device
         #: Blocks of each expected stage, one for each component.
         self._expected: dict[str, tuple[str, ...]] = {}
+        self._ahead: dict[str, tuple[str, ...]] = {}  # the same of stages that are read ahead
         self._units: dict[str, tuple[str, ...]] = {}  # units of each loaded stage
         self._blocks: dict[str, set[str]] = {}  # blocks of each unit
         self._kept: dict[str, int] = {}  # bytes of units in host memory
@@ -32,10 +34,18 @@ class HostTier:
 
     def expect_stage(self, stage: Stage, blocks: Sequence[str], counts: Sequence[int]) -> None:
         """Record the blocks of a stage that is to be loaded; `counts` are ignored unless they add up to the stage."""
-        if len(blocks) == len(counts) and sum(counts) == stage.hi - stage.lo:
-            self._expected[stage.id] = tuple(
-                block for block, count in zip(blocks, counts, strict=True) for _ in range(count)
-            )
+        if (found := _by_component(stage, blocks, counts)) is not None:
+            self._expected[stage.id] = found
+
+    def expect_ahead(
+        self, stages: Sequence[Stage], blocks: Sequence[Sequence[str]], counts: Sequence[Sequence[int]]
+    ) -> None:
+        """Record the blocks of the stages that are read ahead from now on."""
+        self._ahead = {
+            stage.id: found
+            for stage, some, many in zip(stages, blocks, counts, strict=True)
+            if (found := _by_component(stage, some, many)) is not None
+        }
 
     def add_units(self, stage: str, units: Sequence[str]) -> None:
         """Record the units of a loaded stage, one for each component."""
@@ -43,6 +53,14 @@ class HostTier:
         if len(blocks) != len(units):
             return
         self._units[stage] = tuple(units)
+        self._name_units(units, blocks)
+
+    def add_read(self, stage: str, units: Sequence[str]) -> None:
+        """Record the units of a stage that was read ahead."""
+        if len(blocks := self._ahead.get(stage, ())) == len(units):
+            self._name_units(units, blocks)
+
+    def _name_units(self, units: Sequence[str], blocks: Sequence[str]) -> None:
         for unit, block in zip(units, blocks, strict=True):
             known = self._blocks.setdefault(unit, set())
             if block not in known:
@@ -83,3 +101,10 @@ class HostTier:
         used = {unit for units in self._units.values() for unit in units}
         for unit in [unit for unit in self._blocks if unit not in self._kept and unit not in used]:
             del self._blocks[unit]
+
+
+def _by_component(stage: Stage, blocks: Sequence[str], counts: Sequence[int]) -> tuple[str, ...] | None:
+    """Return the block of each component of a stage; None unless the counts add up to it."""
+    if len(blocks) != len(counts) or sum(counts) != stage.hi - stage.lo:
+        return None
+    return tuple(block for block, count in zip(blocks, counts, strict=True) for _ in range(count))

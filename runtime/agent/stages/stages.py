@@ -11,9 +11,19 @@ from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.stages.host_tier import HostTier
 from runtime.agent.stages.unloading import UnloadingStages
 from runtime.chains import Stage
-from runtime.control.agent_io import AgentCommand, DropStage, HostChanged, LoadStage, Send, StageFailed, StageLoaded
+from runtime.control.agent_io import (
+    AgentCommand,
+    DropStage,
+    HostChanged,
+    LoadStage,
+    ReadStagesAhead,
+    Send,
+    StageFailed,
+    StageLoaded,
+    StageRead,
+)
 from runtime.kv.pages import pages_for
-from runtime.messages import SCHEDULER, LoadStages, StageLoadFailed, StageReady, UnloadStages
+from runtime.messages import SCHEDULER, LoadStages, ReadAhead, StageLoadFailed, StageReady, UnloadStages
 from runtime.policy.batching.step import Blocks
 from runtime.types import ModelSpec
 
@@ -54,9 +64,17 @@ class StageTable:
         return self._blocks.get(stage, (stage,))[0]
 
     def handle(
-        self, event: LoadStages | UnloadStages | StageLoaded | StageFailed | HostChanged, now: int
+        self,
+        event: LoadStages | ReadAhead | UnloadStages | StageLoaded | StageRead | StageFailed | HostChanged,
+        now: int,
     ) -> list[AgentCommand]:
         match event:
+            case ReadAhead():
+                self._host.expect_ahead(event.stages, event.blocks, event.counts)
+                return [ReadStagesAhead(event.stages)]
+            case StageRead():
+                self._host.add_read(event.stage, event.units)
+                return [*self._host.change(event.host)]
             case LoadStages():
                 return self._load(event, now)
             case UnloadStages():

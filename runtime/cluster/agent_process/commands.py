@@ -34,11 +34,13 @@ from runtime.control.agent_io import (
     LoadStage,
     PagesWritten,
     ReadPages,
+    ReadStagesAhead,
     ReturnPages,
     SendActivations,
     ShareHostMemory,
     StageFailed,
     StageLoaded,
+    StageRead,
     VerifyActivations,
     WritePages,
 )
@@ -58,6 +60,8 @@ class CommandExecutor:
         prepares = isinstance(engine, Preparing) and engine.prepares
         #: Stages that are being prepared.
         self.preparing = 0
+        #: Whether stages may be read ahead, so that `load_prepared` may have news.
+        self.reads = False
         self._loads = self._host_kv = 0
         self._drops: deque[tuple[int, DropStage]] = deque()  # each behind so many loads
         self.loader = StageLoader(engine, messenger.wake) if prepares and isinstance(engine, Preparing) else None
@@ -70,6 +74,10 @@ class CommandExecutor:
                 self.loader.submit(command.stage)
                 self.preparing += 1
                 self._loads += 1
+            case ReadStagesAhead():
+                if self.loader is not None and isinstance(self._engine, Tiered):
+                    self.loader.read_ahead(command.stages)
+                    self.reads = True
             case DropStage():
                 self._drops.append((self._loads, command))
                 return self._drop_due()
@@ -96,8 +104,12 @@ class CommandExecutor:
         return None
 
     def load_prepared(self) -> list[AgentEvent]:
-        """Load the stages that are prepared by now, and return the resulting events."""
+        """Load the stages that are prepared by now, and return the events of these and of those read ahead."""
         events: list[AgentEvent] = []
+        engine: object = self._engine
+        if self.reads and self.loader is not None and isinstance(engine, Tiered):
+            for read, units in self.loader.drain_read():
+                events.append(StageRead(read.id, units, engine.host_changes()))
         for stage in () if self.loader is None else self.loader.drain_ready():
             events.append(self._load(stage))
             self.preparing -= 1

@@ -192,7 +192,7 @@ class AgentLoop:
             more = isinstance(self._engine, IdleWork) and not self._agent.busy and self._engine.prepare_next()
         self._receive(0.0 if self._ran or more else min(limit, self._patience()))
         self._require_answer()
-        if self._executor.preparing:
+        if self._executor.preparing or self._executor.reads:
             for event in self._executor.load_prepared():
                 self._handle_event(event)
         self._look()

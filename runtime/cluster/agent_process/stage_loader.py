@@ -1,6 +1,7 @@
 """Read and prepare the weights of stages on a thread of its own, while the loop's thread runs steps.
 
     submit(stage) -> the thread: engine.prepare(stage) -> drain_ready() on the loop's thread -> engine.load(stage)
+    read_ahead(stages) -> the thread, while nothing is submitted: engine.read_ahead -> drain_read()
 
 The engine's `load` adopts what was prepared, which takes little time. A stage whose preparation failed is ready, too:
 `load` meets the same error, and reports it.
@@ -13,7 +14,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from runtime.chains import Preparing, Stage
+from runtime.chains import Preparing, ReadsAhead, Stage
 
 _log = logging.getLogger(__name__)
 
@@ -30,16 +31,21 @@ class StageLoader:
 
     def __init__(self, engine: Preparing, wake: Callable[[], None]) -> None:
         self._engine, self._wake = engine, wake
-        self._todo: queue.SimpleQueue[Stage | None] = queue.SimpleQueue()
+        #: Stages to prepare; an empty tuple if there are others to read ahead, None to end.
+        self._todo: queue.SimpleQueue[Stage | tuple[()] | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Stage] = queue.SimpleQueue()
+        self._ahead: tuple[Stage, ...] = ()
+        self._read: queue.SimpleQueue[tuple[Stage, tuple[str, ...]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, stage: Stage) -> None:
         """Prepare a stage, after those submitted before."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="zoo-loader", daemon=True)
-            self._thread.start()
-        self._todo.put(stage)
+        self._put(stage)
+
+    def read_ahead(self, stages: tuple[Stage, ...]) -> None:
+        """Read these stages into host memory while none is to be prepared, instead of those of the last call."""
+        self._ahead = stages
+        self._put(())
 
     def drain_ready(self) -> list[Stage]:
         """Return the stages that are ready to be loaded, in order."""
@@ -48,6 +54,13 @@ class StageLoader:
             stages.append(self._ready.get())
         return stages
 
+    def drain_read(self) -> list[tuple[Stage, tuple[str, ...]]]:
+        """Return the stages that were read ahead since the last call, with the digests of their weights."""
+        found: list[tuple[Stage, tuple[str, ...]]] = []
+        while not self._read.empty():
+            found.append(self._read.get())
+        return found
+
     def close(self) -> None:
         """End the thread after the stage that it prepares now."""
         if self._thread is not None:
@@ -55,11 +68,34 @@ class StageLoader:
             self._thread.join(_PATIENCE)
             self._thread = None
 
+    def _put(self, what: Stage | tuple[()]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="zoo-loader", daemon=True)
+            self._thread.start()
+        self._todo.put(what)
+
     def _run(self) -> None:
         while (stage := self._todo.get()) is not None:
-            try:
-                self._engine.prepare(stage)
-            except Exception:
-                _log.info("%s could not be prepared", stage.id, exc_info=True)
-            self._ready.put(stage)
-            self._wake()
+            if isinstance(stage, Stage):
+                try:
+                    self._engine.prepare(stage)
+                except Exception:
+                    _log.info("%s could not be prepared", stage.id, exc_info=True)
+                self._ready.put(stage)
+                self._wake()
+            if self._ahead and self._todo.empty():
+                self._read_ahead(self._ahead)
+
+    def _read_ahead(self, stages: tuple[Stage, ...]) -> None:
+        """Read stages until something else is to be done; it is gone on with after that."""
+        engine: object = self._engine
+        try:
+            for found in (
+                engine.read_ahead(stages, lambda: not self._todo.empty()) if isinstance(engine, ReadsAhead) else ()
+            ):
+                self._read.put(found)
+                self._wake()
+        except Exception:
+            _log.info("%s could not be read ahead", [each.id for each in stages], exc_info=True)
+        if self._todo.empty() and self._ahead is stages:
+            self._ahead = ()

@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -116,6 +116,10 @@ class StagedEngine:
     def prepare(self, stage: Stage) -> None:
         """Prepare the load of a stage (`runtime.chains.Preparing`)."""
         self._registry.prepare(stage)
+
+    def read_ahead(self, stages: Sequence[Stage], stop: Callable[[], bool]) -> Iterator[tuple[Stage, tuple[str, ...]]]:
+        """Read the weights of stages into host memory (`runtime.chains.ReadsAhead`)."""
+        return self._registry.read_ahead(stages, stop)
 
     def loaded_units(self, stage: Stage) -> LoadedUnits:
         """Return what the load of a stage brought (`runtime.chains.Tiered`). Raises KeyError if it is not loaded."""

@@ -175,6 +175,24 @@ class ComponentPool:
                 self._free(self.idle.add(self._load(component, link, skeletons)))
                 self.tiers.record_build(stage, digest)
 
+    def prefer(self, digests: Sequence[str]) -> None:
+        """Keep these units longer than others while they are idle, the first ones longest."""
+        with self.lock:
+            self.idle.prefer(digests)
+
+    def read_ahead(self, component: Component, link: ChainLink, skeletons: Skeletons) -> bool:
+        """Build the unit of a component that will be needed, if it can be idle; return False if there is no room.
+
+        Raises as `acquire`.
+        """
+        digest = component.base_digest
+        if component.kind not in KEPT:
+            return True
+        with self.lock:
+            if digest not in self.units and digest not in self.idle:
+                self._free(self.idle.add(self._load(component, link, skeletons)))
+            return digest in self.units or digest in self.idle
+
     def expect(self, stage: str, digests: Iterable[str]) -> None:
         """Keep idle units of a stage that is about to be loaded, whatever the limit; see `IdleUnits.expect`."""
         with self.lock:

@@ -1,14 +1,16 @@
 """Units that no loaded model uses: built ahead for a stage that is about to be loaded, or kept in case one comes again.
 
 They are ready to be adopted: read, verified, decoded and packed. Kept ones count against the host's memory, and the one
-that was used least recently goes first. Only attention, FFN and whole layers are kept: embeddings and heads may share
-one tensor, in a form that depends on who else is loaded.
+that was used least recently goes first; those of the models that are needed next go after all others (QL-13).
+
+Only attention, FFN and whole layers are kept: embeddings and heads may share one tensor, in a form that depends on what
+else is loaded.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from runtime.engine.layers.packed_weights import PackedWeights
@@ -39,6 +41,7 @@ class IdleUnits:
         self._pins: dict[str, set[str]] = {}
         self._expected: tuple[str, frozenset[str]] = ("", frozenset())
         self._changed: set[str] = set()
+        self._preferred: dict[str, int] = {}
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._units
@@ -54,6 +57,10 @@ class IdleUnits:
         """
         self._expected = stage, frozenset(digests).intersection(self._units)
         return self._drop_excess()
+
+    def prefer(self, digests: Sequence[str]) -> None:
+        """Let these units go after all others, the first of them last; instead of those of the last call."""
+        self._preferred = {digest: place for place, digest in reversed(list(enumerate(digests)))}
 
     def unpin(self, stage: str) -> list[SharedComponent]:
         """End the pins of a stage, expected or not; return the units that are to be freed."""
@@ -102,6 +109,8 @@ class IdleUnits:
         """Remove and return units until the rest is within the limit."""
         pinned = {digest for some in self._pins.values() for digest in some} | self._expected[1]
         kept = [digest for digest in self._units if digest not in pinned]
+        if self._preferred:
+            kept.sort(key=lambda digest: -self._preferred.get(digest, len(self._preferred)))
         held, gone = sum(self._sizes[digest] for digest in kept), []
         for digest in kept:
             if held <= self._limit:

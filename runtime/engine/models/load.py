@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -82,6 +82,28 @@ def prepare_stage(
     skeletons = _skeletons(plan, units, executor)
     for placed, link in zip(part_of(manifest, part).components, plan.links, strict=True):
         units.prepare(part.id, placed.component, link, skeletons)
+
+
+def read_stage(
+    store: Store,
+    manifest: ModelManifest,
+    units: ComponentPool,
+    dtype: torch.dtype | None,
+    executor: Executor,
+    part: Stage,
+    stop: Callable[[], bool],
+) -> bool:
+    """Build the units of a stage that are not there yet, as far as host memory has room and until `stop`.
+
+    Returns whether all are there. Raises as `load_model`.
+    """
+    found = servable(store, manifest, dtype, executor)
+    plan = ChainPlan(found.plan.sources, found.plan.links[part.lo : part.hi])
+    skeletons = _skeletons(plan, units, executor)
+    return all(
+        not stop() and units.read_ahead(placed.component, link, skeletons)
+        for placed, link in zip(part_of(manifest, part).components, plan.links, strict=True)
+    )
 
 
 def _skeletons(plan: ChainPlan, units: ComponentPool, executor: Executor) -> Skeletons:

@@ -6,7 +6,7 @@ All executors use this registry. It is independent of steps and of how K and V a
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -16,7 +16,7 @@ from runtime.engine.attention.varlen import device_page_tokens
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import Build, NoKernels
 from runtime.engine.models.components import ComponentPool
-from runtime.engine.models.load import load_model, prepare_stage, release_units
+from runtime.engine.models.load import load_model, prepare_stage, read_stage, release_units
 from runtime.engine.models.loaded import LoadedModel, part_of
 from runtime.engine.models.openmp import give_back, use_one_thread
 from runtime.engine.models.private_copy import manifest_for
@@ -116,6 +116,25 @@ class ModelRegistry:
             return
         parts = part_of(self._coming_model(stage), stage).components
         self.units.expect(stage.id, [each.component.base_digest for each in parts])
+
+    def read_ahead(self, stages: Sequence[Stage], stop: Callable[[], bool]) -> Iterator[tuple[Stage, tuple[str, ...]]]:
+        """Read, verify and pack the weights of stages that will be needed, in this order, as far as there is room.
+
+        Yields each stage that is there in full, with its units' digests; ends early once `stop` returns True. Call it
+        on a thread of its own. Raises as `load`.
+        """
+        use_one_thread()
+        digests = {
+            stage: tuple(each.component.base_digest for each in part_of(self._coming_model(stage), stage).components)
+            for stage in stages
+        }
+        self.units.prefer([digest for some in digests.values() for digest in some])
+        with self._store.keeping():
+            for stage, units in digests.items():
+                model = self._coming_model(stage)
+                if not read_stage(self._store, model, self.units, self._dtype, self._executor, stage, stop):
+                    return
+                yield stage, units
 
     def unload(self, name: str) -> None:
         """Drop a model by name, or a stage by id, and free what no other one uses. Raises NotFound."""

@@ -1,6 +1,7 @@
 """Simulate how weights come to a device: disk -> host memory -> device, one stage after the other, piece by piece.
 
     submit(stage) -> advance(now): when the next piece is there -> advance(that time) -> ... -> a `FinishedLoad`
+    read_ahead(stages) -> read_next(now): the same for what host memory reads while nothing is loaded
 
 - A server's disk reads one piece after the other, whichever device it is for. What was read stays in the server's
   memory; the pieces that were used least recently make room for later ones.
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from runtime.chains import Stage
@@ -108,6 +110,28 @@ class Loader:
     _disk: int = 0
     _began: int = 0
     _started: bool = False
+    _ahead: deque[StepPiece] = field(default_factory=deque)
+    _reading: int = 0
+
+    def read_ahead(self, stages: Iterable[Stage]) -> bool:
+        """Let host memory read these stages, instead of those of the last call; return whether `read_next` is due."""
+        named = {piece.name: piece for stage in stages for piece in self.engine.missing(stage)}
+        self._ahead = deque(named.values())
+        return self.reads
+
+    def read_next(self, now: int) -> int | None:
+        """Return when to call again; None if all is there, a piece is on its way, or a stage is being loaded."""
+        while self._ahead and not self.busy and self._reading <= now:
+            piece = self._ahead.popleft()
+            if not self.host.has(piece):
+                self._reading = self.host.read(piece, now)
+                return self._reading
+        return None
+
+    @property
+    def reads(self) -> bool:
+        """Whether more is to be read ahead."""
+        return bool(self._ahead)
 
     @property
     def busy(self) -> bool:

@@ -33,6 +33,7 @@ from runtime.control.agent_io import (
     LoadStage,
     PagesWritten,
     ReadPages,
+    ReadStagesAhead,
     ReturnPages,
     Send,
     SendActivations,
@@ -221,6 +222,9 @@ class Simulation:
             elif type(command) is LoadStage:
                 if node.loader.submit(command.stage):
                     self.clock.at(now, EventClass.LOADED, (self._load, name, node.life))
+            elif type(command) is ReadStagesAhead:
+                if node.loader.read_ahead(command.stages):
+                    self.clock.at(now, EventClass.LOADED, (self._read_ahead, name, node.life))
             elif type(command) is DropStage:
                 node.engine.unload(command.stage)
             elif type(command) is ReturnPages:
@@ -290,6 +294,14 @@ class Simulation:
                 name, life, StageLoaded(found.stage, found.spec, node.engine.memory().weights, units)
             )
         self._wake(name, node)
+        if node.loader.reads:
+            self._read_ahead(name, life)
+
+    def _read_ahead(self, name: str, life: int) -> None:
+        """Go on with what a device's host memory reads while nothing is loaded."""
+        node = self.nodes[name]
+        if node.life == life and node.alive and (then := node.loader.read_next(self.clock.now)) is not None:
+            self.clock.at(then, EventClass.LOADED, (self._read_ahead, name, life))
 
     def _report(self, name: str) -> None:
         node = self.nodes[name]

@@ -30,6 +30,7 @@ from runtime.messages import (
     PageData,
     PageRequest,
     PeerList,
+    ReadAhead,
     RendezvousKey,
     Retract,
     RowsDone,
@@ -38,6 +39,7 @@ from runtime.messages import (
     SpeculationResult,
     StageReady,
 )  # fmt: skip
+from runtime.messages.to_agent import AHEAD_STAGES
 from runtime.messages.to_scheduler import HOST_CHANGES
 from runtime.transport import wire
 from runtime.transport.delta import ForwardRowsDelta
@@ -105,6 +107,7 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (RowsLost("x", ("a",), (1,), "no pages", True), ()),
     (AgentStats("x", 1, 2, 3, 4, 5, (("block", 1),)), ()),
     (LoadStages((Stage("m", 0, 3),), (("b", "c"),), counts=((1, 2),)), ()),
+    (ReadAhead((Stage("m", 0, 3),), (("b", "c"),), ((1, 2),)), ()),
     (HostWeights("x", (("block", 4096), ("other", 0))), ()),
     (StageReady("x", Stage("m", 0, 3), SPEC, 100, 9, 60, 40), ()),
     (PeerList((("x", 1, "ipc:///x"),)), ()),
@@ -313,6 +316,9 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(MigrationReady("x", 1, "a", (), (), -8), []),
         lying(LoadStages((Stage("m", 0, 3),), (("b",),), counts=((0,),)), []),
         lying(LoadStages((Stage("m", 0, 3),), (("b",),), counts=((3,), (1,))), []),
+        lying(ReadAhead((Stage("m", 0, 3),), (("b",),), ((0,),)), []),
+        lying(ReadAhead((Stage("m", 0, 3),), (("b",),), ()), []),
+        lying(ReadAhead(*((each,) * (AHEAD_STAGES + 1) for each in (Stage("m", 0, 1), ("b",), (1,)))), []),
         lying(HostWeights("x", (("block", -1),)), []),
         lying(HostWeights("x", tuple((str(at), 1) for at in range(HOST_CHANGES + 1))), []),
         lying(StageReady("x", Stage("m", 0, 3), SPEC, 100, 9, -2), []),
@@ -336,7 +342,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         announced(Heartbeat(1), []),
         announced(PageData(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
     ],
-    ids=range(68),
+    ids=range(71),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):

@@ -85,3 +85,16 @@ def test_a_unit_that_host_memory_has_already_counts_for_the_blocks_of_later_stag
     made.add_units(three.id, ("b1", "d2"))
     assert reported(made, {}) == {"d": 10}
     assert reported(made, {"b1": 0}) == {"b": 0, "d": 0}
+
+
+def test_what_is_read_ahead_counts_for_its_blocks_before_any_load() -> None:
+    made = HostTier("d")
+    made.expect_ahead([ONE, TWO], [("a", "b"), ("a", "c")], [(2, 2), (2, 2)])
+    made.expect_stage(ONE, ("a", "b"), (2, 2))  # it is loaded in the meantime
+    made.add_read(ONE.id, ("a1", "a2", "b1", "b2"))
+    assert reported(made, {"a1": 3, "a2": 3, "b1": 1, "b2": 1}) == {"a": 6, "b": 2}
+    made.add_units(ONE.id, ("a1", "a2", "b1", "b2"))
+    assert reported(made, {"a1": 0, "a2": 0, "b1": 0, "b2": 0}) == {"a": 0, "b": 0}
+    made.expect_ahead([], [], [])
+    made.add_read(TWO.id, ("a1", "a2", "c1", "c2"))
+    assert reported(made, {"c1": 5}) == {}, "another list came meanwhile"

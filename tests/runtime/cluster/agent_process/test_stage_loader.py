@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from runtime.chains import Stage
+from runtime.cluster.agent_process.stage_loader import StageLoader
 from runtime.cluster.agents.inline import InlineAgent
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig
@@ -81,3 +84,48 @@ def test_what_fails_is_reported_and_the_first_model_is_served_on() -> None:
             driver.load(SECOND.spec.name)
         one = request("one", range(1, 9))
         verify(one, answered(driver, [one])["one"])
+
+
+class Ahead(Slow):
+    """An engine that reads stages ahead, one step at a time, when it is allowed to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.go = threading.Semaphore(0)
+
+    def read_ahead(self, stages: Sequence[Stage], stop: Callable[[], bool]) -> Iterator[tuple[Stage, tuple[str, ...]]]:
+        for stage in stages:
+            self.steps.put(f"read {stage.model}")
+            assert self.go.acquire(timeout=LIMIT)
+            if stop():
+                return
+            yield stage, (stage.model,)
+
+    def prepare(self, stage: Stage) -> None:
+        self.steps.put(f"prepare {stage.model}")
+
+
+def test_stages_are_read_ahead_while_none_is_prepared() -> None:
+    engine, woken = Ahead(), threading.Semaphore(0)
+    loader = StageLoader(engine, woken.release)
+    a, b, c = (Stage(name, 0, 3) for name in "abc")
+    loader.read_ahead((a, b))
+    assert engine.steps.get(timeout=LIMIT) == "read a"
+    loader.submit(c)
+    engine.go.release()
+    assert [engine.steps.get(timeout=LIMIT) for _ in range(2)] == ["prepare c", "read a"], "the load first, then on"
+    for _ in range(2):
+        engine.go.release()
+    assert engine.steps.get(timeout=LIMIT) == "read b"
+    assert woken.acquire(timeout=LIMIT) and woken.acquire(timeout=LIMIT) and woken.acquire(timeout=LIMIT)
+    assert loader.drain_ready() == [c] and loader.drain_read() == [(a, ("a",)), (b, ("b",))]
+    loader.read_ahead((b, a))
+    assert engine.steps.get(timeout=LIMIT) == "read b"
+    loader.read_ahead((c,))
+    engine.go.release()
+    assert engine.steps.get(timeout=LIMIT) == "read c", "the latest list takes the place of the one before"
+    engine.go.release()
+    assert woken.acquire(timeout=LIMIT)
+    loader.close()
+    assert loader.drain_read() == [(c, ("c",))] and engine.steps.empty()

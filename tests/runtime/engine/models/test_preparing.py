@@ -222,3 +222,46 @@ def test_what_leaves_host_memory_is_told(family):
     engine.host_changes()
     engine.unload(stage)
     assert set(engine.host_changes().values()) <= {0}
+
+
+def read_ahead(engine: StagedEngine, *stages: Stage) -> list[Stage]:
+    """Return the stages that are there in full."""
+    return [stage for stage, _ in engine.read_ahead(stages, lambda: False)]
+
+
+@WHOLE
+def test_what_was_read_ahead_comes_from_host_memory(family, reads, kernels):
+    """QL-13: the load that follows reads embedding and head alone, and the model answers as ever."""
+    (engine,) = engines(family, 1, kernels=kernels, host_memory_bytes=LARGE)
+    stage = stage_of(family, "llama")
+    assert read_ahead(engine, stage) == [stage]
+    kept = {unit: size for unit, size in engine.host_changes().items() if size}
+    reads.clear()
+    carrier, prompt = Carrier(engine), prompts(3, (9,))[0]
+    carrier.add("a", "llama", prompt, SAMPLING, [(0, 0, length(family, "llama"))])
+    carrier.run()
+    assert len(reads) <= 4
+    assert carrier.seqs["a"].produced == whole(family, "llama", prompt, kernels=kernels).tokens("a")
+    brought = engine.loaded_units(stage)
+    assert kept.keys() <= set(brought.units) and brought.host == sum(kept.values()) > brought.disk
+
+
+def test_as_much_is_read_ahead_as_fits_and_what_is_needed_first_leaves_last(family):
+    (engine,) = engines(family, 1, host_memory_bytes=LARGE)
+    first, second = stage_of(family, "llama"), stage_of(family, "wide")
+    firsts, seconds = (set(units) for _, units in engine.read_ahead([first, second], lambda: False))
+    units = engine._registry.units
+    sizes = dict(units.idle._sizes)
+    assert firsts & sizes.keys() and seconds & sizes.keys() and not firsts & seconds & sizes.keys()
+    units.idle_bytes = max(sum(sizes[digest] for digest in some & sizes.keys()) for some in (firsts, seconds))
+    units.share_idle(0)
+    assert units.idle._sizes.keys() >= firsts & sizes.keys(), "the first's are all there"
+    assert read_ahead(engine, first, second) == [first], "no room for the second"
+    assert read_ahead(engine, second, first) == [second], "the order is another now"
+
+
+def test_reading_ahead_stops_when_it_is_told_to(family):
+    (engine,) = engines(family, 1, host_memory_bytes=LARGE)
+    calls = iter([False, False, True])
+    assert not list(engine.read_ahead([stage_of(family, "llama")], lambda: next(calls)))
+    assert len(engine._registry.units.idle._units) == 1, "embedding and one unit"

@@ -86,3 +86,20 @@ def test_a_stage_that_is_none_is_told_and_the_next_one_loads():
     failed = one.advance(0)
     assert isinstance(failed, FinishedLoad) and failed.spec is None and "no run of blocks" in failed.error
     assert isinstance(one.advance(0), int)
+
+
+def test_host_memory_reads_ahead_while_nothing_is_loaded() -> None:
+    """A load that comes meanwhile goes first, after the piece that is under way."""
+    host = Host(ServerSpec(GPU, 2), ROOM)
+    one = loader(host)
+    assert one.read_ahead([Stage("vicuna", 0, END)])
+    first = one.read_next(0)
+    assert first is not None and one.read_next(0) is None, "one piece at a time"
+    at, load = loaded(one, Stage("base", 0, CUT), 0)
+    assert load.disk == load.nbytes > 0 and at > first
+    now: int | None = at
+    while now is not None and (then := one.read_next(now)) is not None:
+        now = then
+    assert not one.reads
+    _, warm = loaded(one, Stage("vicuna", 0, END), now or at)
+    assert warm.disk == 0 < warm.host
