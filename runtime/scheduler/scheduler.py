@@ -78,7 +78,6 @@ from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.order.ordering import OrderParts, cells_by, deadline_order
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap
-from runtime.scheduler.residency.read_ahead import ReadingAhead
 from runtime.scheduler.residency.residency import Residency
 from runtime.scheduler.routing.estimates import LatencyEstimates
 from runtime.scheduler.routing.router import Router
@@ -134,7 +133,6 @@ class Scheduler:
         self._seating = SequenceLifecycle(self._state, self._prefix_cache, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
-        self._reading_ahead = ReadingAhead(self._state)
         ordered = order is not None or config.background_share > 0
         self._order = OrderParts(self._state, self._seating, order) if ordered else None
         self.plans = None if self._order is None else self._order.plans
@@ -170,7 +168,6 @@ class Scheduler:
             case AgentDown():
                 self._fleet.down(event, now)
                 self.residency.remove_device(event.device)
-                self._reading_ahead.remove_device(event.device)
             case StageReady():
                 self._fleet.loaded(event, now)
                 self.residency.record_load(event.device, event.stage, now)
@@ -205,7 +202,6 @@ class Scheduler:
                 self.control.tick(now)
                 if self._order is not None:
                     self._order.review(now)
-                self._reading_ahead.review()
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
             case ResumeSequence():

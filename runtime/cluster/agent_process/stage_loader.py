@@ -31,7 +31,7 @@ class StageLoader:
 
     def __init__(self, engine: Preparing, wake: Callable[[], None]) -> None:
         self._engine, self._wake = engine, wake
-        #: Stages to prepare; an empty tuple if there are others to read ahead, None to end.
+        #: Stages to prepare; an empty tuple if there are new ones to read ahead, None to end.
         self._todo: queue.SimpleQueue[Stage | tuple[()] | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Stage] = queue.SimpleQueue()
         self._ahead: tuple[Stage, ...] = ()

@@ -1,7 +1,7 @@
 """Units that no loaded model uses: built ahead for a stage that is about to be loaded, or kept in case one comes again.
 
 They are ready to be adopted: read, verified, decoded and packed. Kept ones count against the host's memory, and the one
-that was used least recently goes first; those of the models that are needed next go after all others (QL-13).
+that was used least recently goes first; those of the models that are needed next go last (QL-13).
 
 Only attention, FFN and whole layers are kept: embeddings and heads may share one tensor, in a form that depends on what
 else is loaded.
@@ -59,7 +59,7 @@ class IdleUnits:
         return self._drop_excess()
 
     def prefer(self, digests: Sequence[str]) -> None:
-        """Let these units go after all others, the first of them last; instead of those of the last call."""
+        """Let these units go last, the first of them after the rest; instead of those of the last call."""
         self._preferred = {digest: place for place, digest in reversed(list(enumerate(digests)))}
 
     def unpin(self, stage: str) -> list[SharedComponent]:

@@ -28,6 +28,7 @@ from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.order.evictions import Evictions
 from runtime.scheduler.order.forecasts import objective_for
 from runtime.scheduler.order.planning import Plans
+from runtime.scheduler.order.read_ahead import ReadingAhead
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.waiters import Closing, InTheWay
 from runtime.scheduler.routing.route_cache import Route
@@ -59,6 +60,7 @@ class OrderParts:
         config, self._living = state.config, frozenset[str]()
         self.plans = Plans(state, order) if order is not None and config.order.plans else None
         self._evictions = None if order is None else Evictions(state, seating, order, config.order.evicts)
+        self._ahead = ReadingAhead(state) if config.residency == "swap" and config.order.reads_ahead else None
         self._backfill = Backfill(state, order) if order is not None and config.order.backfills else None
         self._caps = BatchCaps(state, order) if order is not None and config.order.caps else None
         self._background = BackgroundRows(state, config.background_share) if config.background_share > 0 else None
@@ -136,7 +138,10 @@ class OrderParts:
             self._state.cells.review(self._state.in_use())
 
     def review(self, now: int) -> None:
-        """Measure progress, partition devices again, where blocks were moved, and admit: what waits may be urgent."""
+        """Measure progress, partition devices again, where blocks were moved, and admit: what waits may be urgent.
+
+        Plans are asked for, and devices are told what to read ahead.
+        """
         if self._background is not None:
             self._background.review_all()
         if self._order is None:
@@ -146,3 +151,5 @@ class OrderParts:
         self._state.changed |= len(self._state.waiting) > 0
         if self.plans is not None:
             self.plans.review(now)
+        if self._ahead is not None:
+            self._ahead.review()

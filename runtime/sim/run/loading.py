@@ -113,11 +113,10 @@ class Loader:
     _ahead: deque[StepPiece] = field(default_factory=deque)
     _reading: int = 0
 
-    def read_ahead(self, stages: Iterable[Stage]) -> bool:
-        """Let host memory read these stages, instead of those of the last call; return whether `read_next` is due."""
+    def read_ahead(self, stages: Iterable[Stage]) -> None:
+        """Let host memory read these stages, instead of those of the last call: `read_next` is due."""
         named = {piece.name: piece for stage in stages for piece in self.engine.missing(stage)}
         self._ahead = deque(named.values())
-        return self.reads
 
     def read_next(self, now: int) -> int | None:
         """Return when to call again; None if all is there, a piece is on its way, or a stage is being loaded."""
@@ -127,11 +126,6 @@ class Loader:
                 self._reading = self.host.read(piece, now)
                 return self._reading
         return None
-
-    @property
-    def reads(self) -> bool:
-        """Whether more is to be read ahead."""
-        return bool(self._ahead)
 
     @property
     def busy(self) -> bool:

@@ -182,23 +182,11 @@ class Simulation:
         server = f"server-{self.network.server_of(name)}"
         self._handle_at_scheduler(
             AgentHello(
-                name,
-                PROTOCOL,
-                VERSION,
-                node.engine.page_capacity,
-                node.engine.page_bytes,
-                node.weights,
-                name,
-                server,
-                0,
-                node.agent.inputs,
-                budget=node.budget,
-                fetch_sets=node.agent.fetch_sets,
-                recompute_chunk=node.agent.recompute_chunk,
-                host_memory=node.agent.host_memory,
-                copies_beside=True,
+                name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name, server,
+                0, node.agent.inputs, budget=node.budget, fetch_sets=node.agent.fetch_sets,
+                recompute_chunk=node.agent.recompute_chunk, host_memory=node.agent.host_memory, copies_beside=True,
             )
-        )
+        )  # fmt: skip
 
     def _hear_all(self, name: str, sends: Sequence[Send]) -> None:
         """Deliver the messages that the scheduler sent to a device at one moment, in order."""
@@ -223,8 +211,8 @@ class Simulation:
                 if node.loader.submit(command.stage):
                     self.clock.at(now, EventClass.LOADED, (self._load, name, node.life))
             elif type(command) is ReadStagesAhead:
-                if node.loader.read_ahead(command.stages):
-                    self.clock.at(now, EventClass.LOADED, (self._read_ahead, name, node.life))
+                node.loader.read_ahead(command.stages)
+                self._read_ahead(name, node.life)
             elif type(command) is DropStage:
                 node.engine.unload(command.stage)
             elif type(command) is ReturnPages:
@@ -294,8 +282,7 @@ class Simulation:
                 name, life, StageLoaded(found.stage, found.spec, node.engine.memory().weights, units)
             )
         self._wake(name, node)
-        if node.loader.reads:
-            self._read_ahead(name, life)
+        self._read_ahead(name, life)
 
     def _read_ahead(self, name: str, life: int) -> None:
         """Go on with what a device's host memory reads while nothing is loaded."""

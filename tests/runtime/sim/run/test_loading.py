@@ -92,7 +92,7 @@ def test_host_memory_reads_ahead_while_nothing_is_loaded() -> None:
     """A load that comes meanwhile goes first, after the piece that is under way."""
     host = Host(ServerSpec(GPU, 2), ROOM)
     one = loader(host)
-    assert one.read_ahead([Stage("vicuna", 0, END)])
+    one.read_ahead([Stage("vicuna", 0, END)])
     first = one.read_next(0)
     assert first is not None and one.read_next(0) is None, "one piece at a time"
     at, load = loaded(one, Stage("base", 0, CUT), 0)
@@ -100,6 +100,6 @@ def test_host_memory_reads_ahead_while_nothing_is_loaded() -> None:
     now: int | None = at
     while now is not None and (then := one.read_next(now)) is not None:
         now = then
-    assert not one.reads
+    assert not one._ahead
     _, warm = loaded(one, Stage("vicuna", 0, END), now or at)
     assert warm.disk == 0 < warm.host

@@ -1,7 +1,7 @@
 """Let host memory read the weights of the models that are needed next, before it is their turn (QL-13, warm start).
 
     tick: review -> the stages that each device needs next, in the order of the queue, as far as host memory has room
-                 -> ReadAhead, if they are others than at the last review
+                 -> ReadAhead, if they have changed since the last review
 
 The paper keeps the models of a virtual queue's longest beginning that fits warm. Here the bytes of a block count once,
 and blocks that the device has count nothing (UN-04). Left out are chains with several instances of a block: which of
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from runtime.chains import Chain, Stage
 from runtime.messages.to_agent import AHEAD_STAGES
-from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.devices.devices import Device, DeviceFacts
 from runtime.scheduler.placement.block_map import blocks_of
 from runtime.scheduler.state import ClusterState
 
@@ -40,13 +40,11 @@ class ReadingAhead:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._on = state.config.residency == "swap" and state.config.order.reads_ahead
-        self._told: dict[str, tuple[Stage, ...]] = {}
+        #: What each device was told last, with the facts of its incarnation then.
+        self._told: dict[str, tuple[DeviceFacts, tuple[Stage, ...]]] = {}
 
     def review(self) -> None:
         """Tell devices which stages they need next, where these have changed. Call it on every tick."""
-        if not self._on:
-            return
         found = {
             device.name: _Ahead(device.host_free, {block for some in device.stages.wanted.values() for block in some})
             for device in self._state.devices.living.values()
@@ -55,14 +53,11 @@ class ReadingAhead:
         if found:
             self._add_next(found)
         for name, ahead in found.items():
-            stages = tuple(stage for stage, _ in ahead.stages)
-            if stages != self._told.get(name, ()):
-                self._told[name] = stages
+            stages, facts = tuple(stage for stage, _ in ahead.stages), self._state.devices[name].facts
+            before = self._told.get(name)
+            if stages != (before[1] if before is not None and before[0] is facts else ()):
+                self._told[name] = facts, stages
                 self._state.read_ahead(name, ahead.stages)
-
-    def remove_device(self, device: str) -> None:
-        """Forget a device that has died."""
-        self._told.pop(device, None)
 
     def _add_next(self, found: dict[str, _Ahead]) -> None:
         seen = set[str]()
