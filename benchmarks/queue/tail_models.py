@@ -8,7 +8,8 @@ STORE holds fine-tunes (`benchmarks.residency.family`). Each side is a `zoo serv
 models and an order of its own. `--each` requests for each of `--models` full fine-tunes come in turn (A, B, C, …, A,
 B, C, …), `--rate` a second, which is faster than any side answers. Their SLOs, in seconds, alternate from round to
 round. `edf-strict` is the paper's EDF: what does not fit holds back all that follow, as with `fcfs`, while with `edf`
-later requests for loaded models run meanwhile. `models` is `qlm` with nothing shared between models.
+later requests for loaded models run meanwhile. `models` is `qlm` with nothing shared between models. With `warm`
+host memory keeps what leaves and reads ahead what the queue needs next (QL-13); with `kept` it only keeps.
 
 Servers with plans get `--settle` seconds, in which they compile their search. Then each server answers a group alone,
 i.e. all requests for one model that is loaded, and loads some models for one request each: `load_over_group` is what a
@@ -63,7 +64,11 @@ SIDES: Mapping[str, Sequence[str]] = {
     "edf-strict": ("--plan", "edf"),
     "qlm": ("--plan", "qlm"),
     "models": ("--plan", "qlm", "--weight-sharing", "models"),
+    "warm": ("--plan", "qlm", "--host-memory", "600MiB"),
+    "kept": ("--plan", "qlm", "--host-memory", "600MiB"),
 }
+#: Settings of a side's table `[order]`.
+_ORDERS: Mapping[str, str] = {"edf-strict": "strict = true", "kept": "read_ahead = false"}
 #: Models that are loaded for one request each, to time a load.
 _TIMED = 3
 #: A load takes at least so many times what a group takes, else models are not of the tail.
@@ -149,8 +154,8 @@ def run_side(
             "--device-memory", str(weights + pages), "--kv-cache-memory-bytes", str(pages), "--max-num-seqs",
             str(args.places), "--scheduler-log", str(log), *SIDES[side], *args.serve, *models[1:],
         ]  # fmt: skip
-        if side == "edf-strict":
-            (Path(scratch) / "config.toml").write_text("[order]\nstrict = true\n")
+        if side in _ORDERS:
+            (Path(scratch) / "config.toml").write_text(f"[order]\n{_ORDERS[side]}\n")
             options += ["--config", str(Path(scratch) / "config.toml")]
         with serving(str(store), models[0], options) as running:
             server = TailServer(running)
