@@ -61,7 +61,7 @@ class OrderConfig:
     plan_rounds: int = 40_000
     plan_duty: float = 0.05
     run_floor: float = 2.0
-    read_ahead: bool = True
+    read_ahead: bool = False
     overload: str = "queue"
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ SIDES: Mapping[str, Sequence[str]] = {
     "kept": ("--plan", "qlm", "--host-memory", "600MiB"),
 }
 #: Settings of a side's table `[order]`.
-_ORDERS: Mapping[str, str] = {"edf-strict": "strict = true", "kept": "read_ahead = false"}
+_ORDERS: Mapping[str, str] = {"edf-strict": "strict = true", "warm": "read_ahead = true"}
 #: Models that are loaded for one request each, to time a load.
 _TIMED = 3
 #: A load takes at least so many times what a group takes, else models are not of the tail.

@@ -30,7 +30,7 @@ ORDERS: Policies = {
     "edf, strict": _order("edf", strict=True),
     "fcfs": _order("fcfs"),
 }
-#: `qlm` without one of the paper's operations, then without one of its other parts.
+#: `qlm` without one of the paper's operations, with models read ahead, then without one of its other parts.
 PARTS: Policies = {
     "qlm": _order("qlm"),
     "pulled by arrival": _order("fcfs"),
@@ -39,7 +39,7 @@ PARTS: Policies = {
     "no groups of a model": _order("edf"),
     "no load balance": _order("qlm", assign="turns"),
     "one queue": _order("qlm", cells=False),
-    "no read-ahead": _order("qlm", read_ahead=False),
+    "read-ahead": _order("qlm", read_ahead=True),
     "no run floor": _order("qlm", run_floor=0.0),
     "whole steps": _order("qlm", cap_batches=False),
     "insertion alone": _order("qlm", plan_rounds=0),

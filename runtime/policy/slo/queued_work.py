@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.policy.slo.forecast import NOTHING, Occupancy, Queued
@@ -20,11 +21,20 @@ _FEW, _FRESH = 256, 100_000_000
 
 
 class _Counted(NamedTuple):
-    """What a group is counted as in the sums of its cell."""
+    """What a group is counted as in the sums of its cell: so many members of this work."""
 
     cell: str
     rank: Rank
-    work: Queued
+    count: int
+    each: Occupancy
+
+
+@dataclass(slots=True)
+class _Line:
+    """The groups of a cell: their ranks in order, and the sums before each and behind the last, as in `Queued`."""
+
+    ranks: list[Rank] = field(default_factory=list)
+    sums: list[tuple[int, float, float, float]] = field(default_factory=lambda: [(0, 0.0, 0.0, 0.0)])
 
 
 class QueuedWork:
@@ -40,22 +50,19 @@ class QueuedWork:
     ) -> None:
         self._groups, self._work, self._version = groups, work, version
         self._made: tuple[int, tuple[int, int], int] | None = None
-        self._ranks: dict[str, list[Rank]] = {}
-        self._sums: dict[str, list[Queued]] = {}
+        self._lines: dict[str, _Line] = {}
         self._counted: dict[int, _Counted] = {}
 
     def before(self, own: Group, rank: Rank, now: int) -> Queued:
         """Return the work that waits in the cell of `own` before a rank or at it, and all of `own` but one member."""
         if self._is_stale(now):
             self._make(now)
-        total = NOTHING
-        ranks = self._ranks.get(own.cell)
-        if ranks is not None:
-            total = self._sums[own.cell][bisect_right(ranks, rank)]
+        line = self._lines.get(own.cell)
+        total = NOTHING if line is None else Queued(*line.sums[bisect_right(line.ranks, rank)])
         for group in (own, *(each for each in self._groups.touched.values() if each is not own)):
             counted = self._counted.get(group.id)
             if counted is not None and counted.cell == own.cell and counted.rank <= rank:
-                total = total.plus(counted.work, -1)
+                total = total.plus(Queued.work_of(counted.count, counted.each), -1)
             if group is own:
                 total = total.plus(self._all_of(group, len(group) - 1))
             elif len(group) and group.cell == own.cell and group.rank <= rank:
@@ -71,13 +78,18 @@ class QueuedWork:
     def _make(self, now: int) -> None:
         self._groups.begin_version()
         self._made = self._groups.version, self._version(), now
-        self._ranks, self._sums, self._counted = {}, {}, {}
-        for group in self._groups:
-            ranks, sums = self._ranks.setdefault(group.cell, []), self._sums.setdefault(group.cell, [NOTHING])
-            rank, work = group.rank, self._all_of(group, len(group))
-            self._counted[group.id] = _Counted(group.cell, rank, work)
-            ranks.append(rank)
-            sums.append(sums[-1].plus(work))
+        self._lines, self._counted = {}, {}
+        # Thousands of groups: no more is made for each than is needed.
+        for rank, number, group in sorted((group.rank, group.id, group) for group in self._groups.waiting()):
+            line = self._lines.get(group.cell)
+            if line is None:
+                line = self._lines[group.cell] = _Line()
+            count, each = len(group), self._work(group)
+            mean, variance = each
+            self._counted[number] = _Counted(group.cell, rank, count, each)
+            line.ranks.append(rank)
+            n, m, v, q = line.sums[-1]
+            line.sums.append((n + count, m + count * mean, v + count * variance, q + count * (mean * mean + variance)))
 
     def _all_of(self, group: Group, count: int) -> Queued:
         return Queued.work_of(count, self._work(group)) if count > 0 else NOTHING

@@ -19,7 +19,7 @@ OWN = 3000
 
 def asked(host: int, models: int = 6, **order: Any) -> Planned:
     """Ask for models in turn, the later the number, the sooner the deadline; room for one of them at a time."""
-    made = swapping(**({"models": models, "plan": "qlm"} | order))
+    made = swapping(**({"models": models, "plan": "qlm", "read_ahead": True} | order))
     made.agent_config = AgentConfig(recompute_chunk=8, fetch_window=1, host_memory_bytes=host)
     made.loading = lambda: 400 * MS
     for number in range(models):
