@@ -25,7 +25,7 @@ class _Counted(NamedTuple):
 
     cell: str
     rank: Rank
-    count: int
+    number: int
     each: Occupancy
 
 
@@ -62,7 +62,7 @@ class QueuedWork:
         for group in (own, *(each for each in self._groups.touched.values() if each is not own)):
             counted = self._counted.get(group.id)
             if counted is not None and counted.cell == own.cell and counted.rank <= rank:
-                total = total.plus(Queued.work_of(counted.count, counted.each), -1)
+                total = total.plus(Queued.work_of(counted.number, counted.each), -1)
             if group is own:
                 total = total.plus(self._all_of(group, len(group) - 1))
             elif len(group) and group.cell == own.cell and group.rank <= rank:
