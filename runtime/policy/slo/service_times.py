@@ -18,7 +18,7 @@ _ASSUMED = MeasuredCost(_PROMPT)
 #: Assumed time per token of an answer, in ns.
 _TOKEN = 30e6
 #: Tokens after which an observed time per token has half of the weight.
-_HALF = 2048.0
+_HALF = 16384.0
 
 
 @dataclass(slots=True)

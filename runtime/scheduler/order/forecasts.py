@@ -8,11 +8,12 @@ forecast costs O(log groups + running sequences).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.policy.slo.bounds import OutcomeBounds
+from runtime.policy.slo.bounds import CommonError, OutcomeBounds
 from runtime.policy.slo.forecast import NOTHING, Forecast, Occupancy, Queued, forecast
 from runtime.policy.slo.groups import Group, GroupKey, Member
 from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
@@ -26,8 +27,6 @@ from runtime.types import SequenceRequest
 
 #: Forecasts with their outcomes that are kept.
 _KEPT = 1 << 14
-#: Weight of the newest outcome in the forecasts' error.
-_LEARNING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +114,7 @@ class Forecasts:
         self._most, self._places = places, dict[str, int]()
         self._running: dict[str, ScheduledSequence] = {}
         self._soft, self._by_class = soft, by_class
-        self._error = 0.0  # square of the relative error that variances of lengths do not explain
-        self._bounds = OutcomeBounds()
+        self._common, self._bounds = CommonError(), OutcomeBounds()
         self._promises: dict[str, _Promise] = {}
         self.queues = VirtualQueues()
         self.groups = self.queues.groups
@@ -152,7 +150,7 @@ class Forecasts:
             return None
         waiting = self._queued.before(own, (own.key.priority, own.place, sequence.rank.order), now)
         rests = [self.rest(each) for each in self._here(own.cell)]
-        error, sigmas = self._error**0.5, self._bounds.sigmas
+        error, sigmas = math.hypot(self._common.relative, self._lengths.doubt(own.key.answers)), self._bounds.sigmas
         made = forecast(rests, waiting, self.rest(sequence), self.places(own.cell), error, sigmas)
         self._promises[sequence.seq] = _Promise(now, made, self._lengths.known(own.key.answers))
         return made
@@ -251,9 +249,8 @@ class Forecasts:
         return [each for each in self._running.values() if self.cell(each) == cell]
 
     def _learn(self, told: Forecast, took: int) -> None:
-        self._bounds.add(abs(took - told.end) / max(told.unit, 1))
-        unexplained = max((took - told.end) ** 2 - told.sigma**2, 0) / max(told.end, 1) ** 2
-        self._error += (min(unexplained, 1.0) - self._error) * _LEARNING
+        self._bounds.add(abs(took - told.end) / max(told.unit, 1), told.least <= took <= told.most)
+        self._common.add(told.end, told.sigma, took)
 
     def _key(self, sequence: ScheduledSequence) -> GroupKey:
         request, objective = sequence.request, objective_for(sequence)

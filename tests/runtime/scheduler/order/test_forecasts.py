@@ -125,3 +125,47 @@ def test_the_work_of_a_group_follows_outcomes_and_members() -> None:
         assert forecasts.work(group) is found[-1]
         assert found[-1] != found[-2]
     assert found[5] == found[3]
+
+
+def test_lengths_are_those_of_all_that_began_not_only_of_those_that_ended() -> None:
+    """When half of the requests have ended, these are the short ones; what still runs is longer."""
+    told, true = [], []
+    for seed in range(6):
+        made, rng = cluster(), random.Random(seed)
+        lengths = [rng.choice((6, 6, 6, 90)) for _ in range(60)]
+        for number, length in enumerate(lengths):
+            one = request(
+                f"s{number}", [rng.randrange(3) for _ in range(8)], max_tokens=200, min_tokens=length,
+                stop_token_ids=(0, 1, 2), ignore_eos=True,
+            )  # fmt: skip
+            made.ask(replace(one, arrival=MS, slo_ms=60_000), at=MS)
+        made.ticks(10 * MS, 130 * MS)
+        made.run(until=120 * MS)
+        order = made.scheduler.order
+        assert order is not None
+        told.append(order._lengths.expected(class_of("m", 8, 200), 0, 200))
+        true.append(mean(lengths))
+    assert mean(told) == pytest.approx(mean(true), rel=0.12)
+
+
+def test_bounds_hold_where_the_speed_is_off_for_many_requests_alike() -> None:
+    """The variances of lengths say nothing of that: here all answers are equally long."""
+    made, rng = cluster(), random.Random(4)
+    speed = [1.0]
+    made.costs = lambda plan: int(MS * speed[0])
+    for wave in range(40):
+        made.at(wave * 300 * MS, lambda: speed.__setitem__(0, 1 + rng.uniform(-0.25, 0.25)))
+        for number in range(30):
+            at = (wave * 300 + 1) * MS
+            one = request(f"s{wave}-{number}", (1, 2) * 4, max_tokens=20, ignore_eos=True)
+            made.ask(replace(one, arrival=at, slo_ms=60_000), at=at)
+    made.ticks(20 * MS, 12_100 * MS)
+    made.run()
+    order = made.scheduler.order
+    assert order is not None
+    found = list(order.forecasts.outcomes)[300:]
+    within = mean(each.forecast.least <= each.took <= each.forecast.most for each in found)
+    assert within > 0.9
+    assert mean(each.forecast.unit / each.forecast.end for each in found) > 2 * mean(
+        each.forecast.sigma / each.forecast.end for each in found
+    )
