@@ -30,7 +30,7 @@ class _Counted(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Line:
+class _CellSums:
     """The groups of a cell: their ranks in order, and the sums before each and behind the last, as in `Queued`."""
 
     ranks: list[Rank] = field(default_factory=list)
@@ -50,7 +50,7 @@ class QueuedWork:
     ) -> None:
         self._groups, self._work, self._version = groups, work, version
         self._made: tuple[int, tuple[int, int], int] | None = None
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _CellSums] = {}
         self._counted: dict[int, _Counted] = {}
 
     def before(self, own: Group, rank: Rank, now: int) -> Queued:
@@ -83,7 +83,7 @@ class QueuedWork:
         for rank, number, group in sorted((group.rank, group.id, group) for group in self._groups.waiting()):
             line = self._lines.get(group.cell)
             if line is None:
-                line = self._lines[group.cell] = _Line()
+                line = self._lines[group.cell] = _CellSums()
             count, each = len(group), self._work(group)
             mean, variance = each
             self._counted[number] = _Counted(group.cell, rank, count, each)
