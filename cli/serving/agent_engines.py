@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,6 +55,10 @@ def _counting(settings: Mapping[str, Any]) -> MakeEngine:
     )
 
 
+#: Agents on threads begin together, and msgspec crashes where two threads look into a dataclass for the first time.
+_CONVERTING = threading.Lock()
+
+
 class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of the engine that runs stored models.
 
@@ -71,7 +76,8 @@ class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _staged(settings: Mapping[str, Any]) -> MakeEngine:
     """Return the factory of an engine that runs stages of stored models (`engine.executors.stage`)."""
-    chosen = msgspec.convert(dict(settings), Staged)
+    with _CONVERTING:
+        chosen = msgspec.convert(dict(settings), Staged)
     os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # read once, when torch is imported
     prepare_openmp()
     import torch
