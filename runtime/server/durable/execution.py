@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from runtime.frontend.assemble import Receipt
@@ -35,8 +35,6 @@ _log = logging.getLogger("blockzoo.server")
 #: Seconds for which sequences of an earlier run of the request may take to end.
 OPEN_SECONDS = 30.0
 _PAUSE = 0.02
-#: Seconds for which later tokens of a line are gathered until they are written: no stream waits for them.
-_LINE_SECONDS = 0.25
 
 #: The body of each kind of request.
 BODIES: dict[Kind, type[CompletionBody] | type[ChatBody]] = {"completion": CompletionBody, "chat": ChatBody}
@@ -114,11 +112,9 @@ class Execution:
             if stored:  # waiting for the seat is no attempt
                 model = prepared.generation.model
                 await self._store.begin(request.id, model.name, model.chain)
-            unwritten = _Unwritten(seat is not None)
             async for first, added in steps:
-                if part := unwritten.add(first, added, time.monotonic()):
-                    await self._store.append(run.id, part.first, part.events)
-                    run.publish(part.chunks)
+                await self._store.append(run.id, first, added.events)
+                run.publish(added.chunks)
         ending = transcript.ending()
         document = await self._service.in_worker(transcript.document)
         stream = joined([*run.published, *ending]) if prepared.generation.stream else None
@@ -165,40 +161,6 @@ class Execution:
                         return
         finally:
             meter.abort_unfinished()
-
-
-@dataclass(slots=True)
-class _Part:
-    """Events that are written together, and what is published then. `first`: number of the first event."""
-
-    first: int
-    events: list[TokenEvent]
-    chunks: list[Chunk]
-
-
-class _Unwritten:
-    """What steps of one request have added since its last write.
-
-    A line's first tokens are written at once, since they count as progress; later ones every `_LINE_SECONDS`. Those
-    behind the last write are in the answer. After a crash they are computed again.
-    """
-
-    def __init__(self, patient: bool) -> None:
-        self._wait = _LINE_SECONDS if patient else 0.0
-        self._part: _Part | None = None
-        self._due = 0.0
-
-    def add(self, first: int, added: AddedEvents, now: float) -> _Part | None:
-        """Add a step's events; return what is to be written now."""
-        if self._part is None:
-            self._part = _Part(first, [], [])
-        part = self._part
-        part.events += added.events
-        part.chunks += added.chunks
-        if now < self._due:
-            return None
-        self._part, self._due = None, now + self._wait
-        return part
 
 
 def _check_version(request: DurableRequest, prepared: Prepared, begun: bool) -> None:

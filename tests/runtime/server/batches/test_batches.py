@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from sqlalchemy import Connection
@@ -69,27 +67,6 @@ def test_a_batch_gives_what_its_lines_alone_give(client: openai.OpenAI, queue: s
         assert body["usage"] == alone.usage.to_dict() and body["id"] == each["response"]["request_id"]
     assert len({each["id"] for each in found}) == 40
     assert eventually(lambda: not lines_of(queue, made.id), 30), "answers are in the file only"
-
-
-def test_a_line_writes_its_tokens_now_and_then_not_at_each_step(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """A step takes 10 ms: 24 tokens are 24 writes for a client that reads them, and two or three for a line."""
-    config, queue = ServerConfig(max_num_seqs=16), str(tmp_path / "q")
-    body = {"model": "org/base", "prompt": [3, 1, 4], "max_tokens": 24, "ignore_eos": True}
-    with (
-        running(tokenizer, config=config, queue=queue, pace=lambda _: time.sleep(0.01)) as slow,
-        slow.client() as client,
-    ):
-        assert ended(client, submit(client, [line(number, **body) for number in range(8)]).id).status == "completed"
-        with slow.http() as http:
-            lines = appends(http)
-            http.post("/v1/completions", json=body, headers={"Idempotency-Key": "k"}).raise_for_status()
-            assert 8 <= lines <= 8 * 6
-            assert appends(http) - lines >= 20
-
-
-def appends(http: httpx.Client) -> float:
-    text = http.get("/metrics").text
-    return float(re.search(r"^blockzoo:queue_appends_total (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
 
 
 def test_lines_that_fail_are_in_the_error_file(client: openai.OpenAI) -> None:
