@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,10 @@ from runtime.cluster.agent_process.main import Engines, MakeEngine, main
 from runtime.config import EngineConfig
 from runtime.engine.fakes.integer_model import IntegerModel
 from runtime.processors import prepare_openmp
+
+_Settings = TypeVar("_Settings")
+#: Agents on threads begin together, and msgspec crashes where two threads look into a dataclass for the first time.
+_CONVERTING = threading.Lock()
 
 
 class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,11 +41,17 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pace: float = 0.0
 
 
+def _chosen(settings: Mapping[str, Any], kind: type[_Settings]) -> _Settings:
+    """Return checked settings. Raises msgspec.ValidationError."""
+    with _CONVERTING:
+        return msgspec.convert(dict(settings), kind)
+
+
 def _counting(settings: Mapping[str, Any]) -> MakeEngine:
     """Return the factory of an engine with integers instead of tensors, for tests (`engine.fakes.integer_links`)."""
     from runtime.engine.fakes.integer_links import LinkedIntegerEngine
 
-    chosen = msgspec.convert(dict(settings), Counting)
+    chosen = _chosen(settings, Counting)
 
     def pace(busy: int) -> None:
         time.sleep(busy * chosen.pace / 1e9)
@@ -53,10 +63,6 @@ def _counting(settings: Mapping[str, Any]) -> MakeEngine:
         fail_at=chosen.fail_at,
         pace=pace if chosen.pace else None,
     )
-
-
-#: Agents on threads begin together, and msgspec crashes where two threads look into a dataclass for the first time.
-_CONVERTING = threading.Lock()
 
 
 class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,8 +82,7 @@ class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _staged(settings: Mapping[str, Any]) -> MakeEngine:
     """Return the factory of an engine that runs stages of stored models (`engine.executors.stage`)."""
-    with _CONVERTING:
-        chosen = msgspec.convert(dict(settings), Staged)
+    chosen = _chosen(settings, Staged)
     os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # read once, when torch is imported
     prepare_openmp()
     import torch

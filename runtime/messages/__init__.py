@@ -2,7 +2,7 @@
 
     to_agent        scheduler -> agent     LoadStages UnloadStages   OpenSequences CloseSequences   RunRows PeerDown
                                                                      StartMigration FinishMigration   DropStates
-                                                                     SaveSequences
+                                                                     SaveSequences   ReadAhead
     between_agents  agent -> agent         ForwardRows (hidden states)   PageRequest PageData (K and V)   Offer Bid
                                                                          Retract (hops dispatched by agents)
     to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed HostWeights   RowsDone RowsLost

@@ -31,10 +31,9 @@ class StageLoader:
 
     def __init__(self, engine: Preparing, wake: Callable[[], None]) -> None:
         self._engine, self._wake = engine, wake
-        #: Stages to prepare; an empty tuple if there are new ones to read ahead, None to end.
-        self._todo: queue.SimpleQueue[Stage | tuple[()] | None] = queue.SimpleQueue()
+        #: A stage to prepare, the stages to read ahead from now on, or None to end.
+        self._todo: queue.SimpleQueue[Stage | tuple[Stage, ...] | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Stage] = queue.SimpleQueue()
-        self._ahead: tuple[Stage, ...] = ()
         self._read: queue.SimpleQueue[tuple[Stage, tuple[str, ...]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -44,8 +43,7 @@ class StageLoader:
 
     def read_ahead(self, stages: tuple[Stage, ...]) -> None:
         """Read these stages into host memory while none is to be prepared, instead of those of the last call."""
-        self._ahead = stages
-        self._put(())
+        self._put(stages)
 
     def drain_ready(self) -> list[Stage]:
         """Return the stages that are ready to be loaded, in order."""
@@ -68,34 +66,39 @@ class StageLoader:
             self._thread.join(_PATIENCE)
             self._thread = None
 
-    def _put(self, what: Stage | tuple[()]) -> None:
+    def _put(self, what: Stage | tuple[Stage, ...]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="zoo-loader", daemon=True)
             self._thread.start()
         self._todo.put(what)
 
     def _run(self) -> None:
-        while (stage := self._todo.get()) is not None:
-            if isinstance(stage, Stage):
-                try:
-                    self._engine.prepare(stage)
-                except Exception:
-                    _log.info("%s could not be prepared", stage.id, exc_info=True)
-                self._ready.put(stage)
-                self._wake()
-            if self._ahead and self._todo.empty():
-                self._read_ahead(self._ahead)
+        ahead: tuple[Stage, ...] = ()
+        while (what := self._todo.get()) is not None:
+            if isinstance(what, tuple):
+                ahead = what
+            else:
+                self._prepare(what)
+            if ahead and self._todo.empty() and self._read_all(ahead):
+                ahead = ()
 
-    def _read_ahead(self, stages: tuple[Stage, ...]) -> None:
-        """Read stages until something else is to be done; it is gone on with after that."""
+    def _prepare(self, stage: Stage) -> None:
+        try:
+            self._engine.prepare(stage)
+        except Exception:
+            _log.info("%s could not be prepared", stage.id, exc_info=True)
+        self._ready.put(stage)
+        self._wake()
+
+    def _read_all(self, stages: tuple[Stage, ...]) -> bool:
+        """Read stages ahead; return False if there is something else to do meanwhile, after which the rest is read."""
         engine: object = self._engine
         try:
-            for found in (
-                engine.read_ahead(stages, lambda: not self._todo.empty()) if isinstance(engine, ReadsAhead) else ()
-            ):
-                self._read.put(found)
-                self._wake()
+            if isinstance(engine, ReadsAhead):
+                for found in engine.read_ahead(stages, lambda: not self._todo.empty()):
+                    self._read.put(found)
+                    self._wake()
         except Exception:
             _log.info("%s could not be read ahead", [each.id for each in stages], exc_info=True)
-        if self._todo.empty() and self._ahead is stages:
-            self._ahead = ()
+            return True
+        return self._todo.empty()

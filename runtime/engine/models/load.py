@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,11 +20,11 @@ from runtime.engine.models.servable import Executor, Servable, servable
 from runtime.kv.pool import Pages
 from runtime.types import ModelSpec
 from surgery.adapters.prompts import virtual_tokens
-from surgery.chains.plan import ChainPlan
+from surgery.chains.plan import ChainLink, ChainPlan
 from surgery.families.settings import context_length, eos_ids, side_json
 from surgery.modules.skeleton_pool import Skeletons
 from zoo.errors import NotServable
-from zoo.manifest import ChainBlock, ModelManifest, digest_of
+from zoo.manifest import ChainBlock, Component, ModelManifest, digest_of
 from zoo.store import Store
 
 
@@ -77,11 +77,8 @@ def prepare_stage(
     part: Stage,
 ) -> None:
     """Build the units of a stage that are not there yet, so that `load_model` adopts them. Raises as `load_model`."""
-    found = servable(store, manifest, dtype, executor)
-    plan = ChainPlan(found.plan.sources, found.plan.links[part.lo : part.hi])
-    skeletons = _skeletons(plan, units, executor)
-    for placed, link in zip(part_of(manifest, part).components, plan.links, strict=True):
-        units.prepare(part.id, placed.component, link, skeletons)
+    for component, link, skeletons in _parts(store, manifest, units, dtype, executor, part):
+        units.prepare(part.id, component, link, skeletons)
 
 
 def read_stage(
@@ -97,13 +94,26 @@ def read_stage(
 
     Returns whether all are there. Raises as `load_model`.
     """
+    return all(
+        not stop() and units.read_ahead(component, link, skeletons)
+        for component, link, skeletons in _parts(store, manifest, units, dtype, executor, part)
+    )
+
+
+def _parts(
+    store: Store,
+    manifest: ModelManifest,
+    units: ComponentPool,
+    dtype: torch.dtype | None,
+    executor: Executor,
+    part: Stage,
+) -> Iterator[tuple[Component, ChainLink, Skeletons]]:
+    """Yield what building each component of a stage takes. Raises as `load_model`."""
     found = servable(store, manifest, dtype, executor)
     plan = ChainPlan(found.plan.sources, found.plan.links[part.lo : part.hi])
     skeletons = _skeletons(plan, units, executor)
-    return all(
-        not stop() and units.read_ahead(placed.component, link, skeletons)
-        for placed, link in zip(part_of(manifest, part).components, plan.links, strict=True)
-    )
+    for placed, link in zip(part_of(manifest, part).components, plan.links, strict=True):
+        yield placed.component, link, skeletons
 
 
 def _skeletons(plan: ChainPlan, units: ComponentPool, executor: Executor) -> Skeletons:

@@ -152,7 +152,7 @@ class AnswerLengths:
             self.version += 1
 
     def drop_running(self, key: AnswerClass, seq: str) -> None:
-        """Record that an answer was given up, so that nobody knows how long it would have been."""
+        """Record that an answer was given up, so that its length stays unknown."""
         histogram = self._classes.get(key)
         if histogram is not None and histogram.running.pop(seq, None) is not None:
             histogram.ends = None

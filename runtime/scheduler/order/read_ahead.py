@@ -46,7 +46,7 @@ class ReadingAhead:
     def review(self) -> None:
         """Tell devices which stages they need next, where these have changed. Call it on every tick."""
         found = {
-            device.name: _Ahead(device.host_free, {block for some in device.stages.wanted.values() for block in some})
+            device.name: _Ahead(device.host_free, _blocks_on(device))
             for device in self._state.devices.living.values()
             if device.facts.host_memory
         }
@@ -82,3 +82,9 @@ class ReadingAhead:
         if not ahead.full:
             ahead.there.update(blocks)
             ahead.stages.append((stage, blocks))
+
+
+def _blocks_on(device: Device) -> set[str]:
+    """Return the blocks that a device has, or is loading."""
+    stages = device.stages
+    return stages.warm | {block for stage in stages.loading for block in stages.wanted.get(stage, ())}
