@@ -2,9 +2,12 @@
 
 From the table, a run of layers takes
 
-    max(weights / bandwidth, 2 * weights * tokens / flops)                    its matrix products (a roofline)
+    max(weights / bandwidth, 2 * weights * (tokens + half) / flops)           its matrix products
   + max(K and V read / bandwidth, 4 * width * pairs / flops)                  its attention
   + layers * layer_ns                                                         launches that no computing hides
+
+`half` is 0 for most kinds of devices: a roofline with a sharp knee. Otherwise products of that many tokens reach half
+of the rate of large ones, so that the rate grows smoothly with the tokens of a step (TI-09).
 
 `k` decode steps in a row are summed in closed form, with contexts growing by one token each. Profiles give the same
 from measured tables. Pure: numbers in, nanoseconds out.
@@ -91,6 +94,7 @@ class TableCost:
         kv: ns to read K and V, per token of context.
         pair: ns of attention per pair of tokens.
         fixed: ns per step that no computing hides.
+        begin: ns of matrix products in any step beside those per token, where few tokens are slow.
     """
 
     weights: float
@@ -98,6 +102,7 @@ class TableCost:
     kv: float
     pair: float
     fixed: float
+    begin: float = 0.0
 
     def ns(self, work: BlockWork, steps: int = 1) -> float:
         first = self._products(work.rows + work.chunk)
@@ -110,14 +115,15 @@ class TableCost:
         return first + later * self._products(work.rows) + max(self.kv, self.pair) * read + steps * self.fixed
 
     def _products(self, tokens: int) -> float:
-        products = self.token * tokens
+        products = self.token * tokens + self.begin
         return products if products > self.weights else self.weights
 
     def faster(self, times: float) -> TableCost:
         """Return the cost of a block that is so many times as fast."""
         return TableCost(
-            self.weights / times, self.token / times, self.kv / times, self.pair / times, self.fixed / times
-        )
+            self.weights / times, self.token / times, self.kv / times, self.pair / times, self.fixed / times,
+            self.begin / times,
+        )  # fmt: skip
 
     def plus(self, other: TableCost) -> TableCost:
         """Return the cost of both, one after the other, for the same work.
@@ -130,6 +136,7 @@ class TableCost:
             self.kv + other.kv,
             self.pair + other.pair,
             self.fixed + other.fixed,
+            self.begin + other.begin,
         )
 
 
@@ -138,12 +145,14 @@ def table_cost(shape: ModelShape, lo: int, hi: int, gpu: Gpu) -> TableCost:
     layers = shape.attentions(lo, hi)
     nbytes = shape.read_bytes(lo, hi)
     flops = gpu.flops * gpu.compute_share
+    token = 2 * (nbytes / ITEM) * 1e9 / flops
     return TableCost(
         weights=nbytes * 1e9 / (gpu.bandwidth * gpu.weights_share),
-        token=2 * (nbytes / ITEM) * 1e9 / flops,
+        token=token,
         kv=layers * shape.kv_bytes * 1e9 / (gpu.bandwidth * gpu.attention_share),
-        pair=layers * 4 * shape.hidden * 1e9 / flops,
+        pair=layers * 4 * shape.hidden * 1e9 / (gpu.flops * gpu.pairs_share),
         fixed=(hi - lo) / 2 * gpu.layer_ns,
+        begin=token * gpu.half_tokens,
     )
 
 
@@ -153,7 +162,9 @@ def adapter_cost(nbytes: int, gpu: Gpu) -> TableCost:
     Their weights are read once and multiplied with the model's own rows.
     """
     flops = gpu.flops * gpu.compute_share
-    return TableCost(nbytes * 1e9 / (gpu.bandwidth * gpu.weights_share), nbytes / ITEM * 2e9 / flops, 0.0, 0.0, 0.0)
+    token = nbytes / ITEM * 2e9 / flops
+    weights = nbytes * 1e9 / (gpu.bandwidth * gpu.weights_share)
+    return TableCost(weights, token, 0.0, 0.0, 0.0, token * gpu.half_tokens)
 
 
 def prefix_cost(nbytes: int, gpu: Gpu) -> TableCost:

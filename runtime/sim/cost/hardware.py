@@ -8,6 +8,11 @@ measurements of engines of the papers' time, and never fitted to a figure of a p
 - the first paged attention kernels about 60 % of it,
 - a link about 94 % of its line rate after headers.
 
+Kinds named `-tetri` are apart from that: products of few tokens are slower than the roofline says, and so is attention
+within prompts. `benchmarks.simulated.tetri_fit` fitted three parameters to TetriInfer's Figures 2 to 4, for OPT-13B on
+two V100 (TI-09). One V100 and the A100 take them over; no figure of the paper is of them. `2x`: two devices that split
+every matrix, as one device, with the sums between them in its shares.
+
 Per layer 60 us cannot be hidden (launches that the device waits for), and per step 0.5 ms (the engine's own work). A
 scenario can override all of them. Units: bytes, seconds, bytes per second; latencies in ns.
 """
@@ -15,7 +20,7 @@ scenario can override all of them. Units: bytes, seconds, bytes per second; late
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from zoo.errors import InputError
@@ -35,6 +40,8 @@ class Gpu:
         weights_share, attention_share, compute_share: Shares of the peaks that are reached.
         layer_ns: Time per layer and step that no computing hides.
         part_ns: The same once per step of the device.
+        half_tokens: Tokens in a step at which matrix products reach half of `compute_share`; 0: any number reaches it.
+        prompt_share: Share of the peak that attention within prompts reaches; 0: `compute_share`.
     """
 
     name: str
@@ -46,16 +53,23 @@ class Gpu:
     compute_share: float = 0.50
     layer_ns: int = 60_000
     part_ns: int = 500_000
+    half_tokens: float = 0.0
+    prompt_share: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.memory, self.bandwidth, self.flops) <= 0 or not all(0 < share <= 1 for share in self._shares):
             raise InputError(f"{self.name}: memory, bandwidth and flops are positive, shares above 0 and up to 1")
-        if self.layer_ns < 0 or self.part_ns < 0:
-            raise InputError(f"{self.name}: times are not negative")
+        if min(self.layer_ns, self.part_ns, self.half_tokens) < 0:
+            raise InputError(f"{self.name}: times and half_tokens are not negative")
 
     @property
-    def _shares(self) -> tuple[float, float, float]:
-        return self.weights_share, self.attention_share, self.compute_share
+    def pairs_share(self) -> float:
+        """Share of the peak that attention within prompts reaches."""
+        return self.prompt_share or self.compute_share
+
+    @property
+    def _shares(self) -> tuple[float, float, float, float]:
+        return self.weights_share, self.attention_share, self.compute_share, self.pairs_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +89,27 @@ class LinkSpec:
         return round(nbytes * 1e9 / self.bandwidth)
 
 
+def _tetri(gpu: Gpu, name: str) -> Gpu:
+    """Return a kind of device with the parameters of TetriInfer's figures."""
+    return replace(gpu, name=name, compute_share=0.666, half_tokens=102.0, prompt_share=0.0905)
+
+
+_A100, _V100, _TWO = (
+    Gpu("A100-80GB", 80 * GB, 2039e9, 312e12),
+    Gpu("V100-32GB", 32 * GB, 900e9, 125e12),
+    Gpu("2xV100-32GB", 64 * GB, 1800e9, 250e12),
+)
 GPUS: Mapping[str, Gpu] = {
     each.name: each
     for each in (
-        Gpu("A100-80GB", 80 * GB, 2039e9, 312e12),
+        _A100,
         Gpu("A100-40GB", 40 * GB, 1555e9, 312e12),
-        Gpu("V100-32GB", 32 * GB, 900e9, 125e12),
+        _V100,
         Gpu("A10", 24 * GB, 600e9, 125e12),
+        _TWO,
+        _tetri(_V100, "V100-tetri"),
+        _tetri(_TWO, "2xV100-tetri"),
+        _tetri(_A100, "A100-tetri"),
     )
 }
 

@@ -107,6 +107,7 @@ SHAPES: Mapping[str, ModelShape] = {
         ModelShape("chatglm-6b", 28, 4096, 16384, 32, 130528, gated=False, tied=True),
         ModelShape("llama-7b", 32, 4096, 11008, 32, 32000),
         ModelShape("vicuna-7b", 32, 4096, 11008, 32, 32000),
+        ModelShape("opt-13b", 40, 5120, 20480, 40, 50272, gated=False, tied=True),
         ModelShape("llama-13b", 40, 5120, 13824, 40, 32000),
         ModelShape("gpt-neox-20b", 44, 6144, 24576, 64, 50432, gated=False),
         ModelShape("llama-30b", 60, 6656, 17920, 52, 32000),

@@ -25,6 +25,7 @@ LLAMA = SHAPES["llama-7b"]
         ("chatglm-6b", 6.17),
         ("llama-7b", 6.74),
         ("llama-13b", 13.02),
+        ("opt-13b", 12.84),
         ("gpt-neox-20b", 20.55),
         ("llama-65b", 65.29),
     ],
@@ -87,6 +88,30 @@ def test_steps_in_a_row_are_their_sum(steps: int, rows: int, context: int):
     assert cost.ns(BlockWork(rows=rows, context=rows * context), steps) == pytest.approx(singly)
 
 
+def test_few_tokens_are_slower_than_the_roofline():
+    """At `half_tokens` products reach half of the rate of large ones; attention in prompts has a share of its own."""
+    gpu = Gpu("toy", 10**9, 1e15, flops=1e12, compute_share=1.0, layer_ns=0, part_ns=0, half_tokens=100.0)
+    cost = table_cost(LLAMA, 1, 3, gpu)
+    sharp = table_cost(LLAMA, 1, 3, replace(gpu, half_tokens=0.0))
+    assert cost._products(100) == pytest.approx(2 * sharp._products(100))
+    assert cost._products(10_000) == pytest.approx(1.01 * sharp._products(10_000))
+    slow = table_cost(LLAMA, 1, 3, replace(gpu, prompt_share=0.1))
+    assert (slow.pair, slow.token, slow.begin) == (pytest.approx(10 * cost.pair), cost.token, cost.begin)
+
+
+def test_parts_add_up_to_the_whole_on_every_kind_of_device():
+    for gpu in GPUS.values():
+        whole = table_cost(LLAMA, 0, LLAMA.components, gpu)
+        cuts = ((0, 9), (9, 40), (40, LLAMA.components))
+        parts = [table_cost(LLAMA, lo, hi, gpu) for lo, hi in cuts]
+        joined = parts[0].plus(parts[1]).plus(parts[2])
+        for rows in (1, 64, 300):
+            work = BlockWork(rows=rows, context=rows * 50)
+            assert joined.ns(work, 3) == pytest.approx(whole.ns(work, 3))
+            assert sum(part.ns(work, 3) for part in parts) == pytest.approx(whole.ns(work, 3))
+            assert joined.faster(2.0).ns(work) == pytest.approx(whole.ns(work) / 2)
+
+
 def test_work_is_added_up_row_by_row():
     work = BlockWork()
     work.add_row(9, 1)
@@ -123,6 +148,8 @@ def test_the_cluster_of_the_paper():
         lambda: shape_named("abacus"),
         lambda: replace(A100, memory=0),
         lambda: replace(A100, weights_share=1.2),
+        lambda: replace(A100, prompt_share=1.2),
+        lambda: replace(A100, half_tokens=-1.0),
         lambda: LinkSpec("none", 0.0, 1),
         lambda: ServerSpec(A100, 0),
         lambda: LLAMA.bytes_of(3, 3),

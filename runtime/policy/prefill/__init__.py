@@ -1,0 +1,1 @@
+"""How prompts are cut and ordered."""
