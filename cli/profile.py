@@ -19,13 +19,23 @@ from cli.shared.output import (
 from cli.shared.values import DeviceOption, numbers_of
 from zoo.errors import InputError, NotFound
 
+#: Tokens of chunks that are measured unless others are given.
+_CHUNKS = "64,256"
+
 
 def profile(
     model: Annotated[str | None, typer.Argument(help="A model in the zoo; not with --kernels.")] = None,
     device: DeviceOption = "cpu",
     batches: Annotated[str, typer.Option(help="Rows per decode step, with commas.")] = "1,4,16,64",
     contexts: Annotated[str, typer.Option(help="Tokens that each row attends to.")] = "64,256",
-    chunks: Annotated[str, typer.Option(help="Tokens of a prompt's chunk.")] = "64,256",
+    chunks: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens of a prompt's chunk. Of three sizes or more, the least one with nearly the best rate is "
+            "stored, and zoo serve cuts prompts into such chunks here.",
+            show_default="64,256",
+        ),
+    ] = None,
     kv_cache_memory_bytes: Annotated[str, typer.Option(help="The most that pages may take.")] = "1GiB",
     executors: Annotated[
         bool,
@@ -110,26 +120,25 @@ def _kernels(as_json: bool) -> None:
 
 
 def _measured(
-    zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_cache_memory_bytes: str, silent: bool
+    zoo: Any, model: str, device: str, axes: tuple[str, str, str | None], kv_cache_memory_bytes: str, silent: bool
 ) -> dict[str, Any]:
+    from cli.serving.chunk_choice import measure_chunks
     from cli.serving.models import check_device
     from cli.shared.progress import counting
     from cli.shared.sizes import size_of
     from runtime.config import EngineConfig
     from runtime.engine.profiling.document import profile_model
     from runtime.engine.profiling.measure import MeasuredExtent
+    from runtime.policy.prefill.knee import LEAST_SIZES
 
     check_device(device)
-    names = ("--batches", "--contexts", "--chunks")
-    extent = MeasuredExtent(*(numbers_of(name, text) for name, text in zip(names, axes, strict=True)))
+    names, texts = ("--batches", "--contexts", "--chunks"), (*axes[:2], axes[2] or _CHUNKS)
+    extent = MeasuredExtent(*(numbers_of(name, text) for name, text in zip(names, texts, strict=True)))
+    config = EngineConfig(device=device, kv_cache_memory_bytes=size_of(kv_cache_memory_bytes))
+    wanted = axes[2] is not None and len(set(extent.chunks)) >= LEAST_SIZES
+    found = measure_chunks(zoo, model, config, extent.chunks) if wanted else None
     with counting("measuring", silent) as progress:
-        return profile_model(
-            zoo.store,
-            model,
-            EngineConfig(device=device, kv_cache_memory_bytes=size_of(kv_cache_memory_bytes)),
-            extent,
-            progress,
-        )
+        return profile_model(zoo.store, model, config, extent, progress, found)
 
 
 def _executors(zoo: Any, model: str, device: str, kv_cache_memory_bytes: str, as_json: bool) -> None:
@@ -179,8 +188,23 @@ def _print(document: dict[str, Any]) -> None:
     for link in document["links"]:
         size, seconds = max(((int(size), seconds) for size, seconds in link["seconds"].items()))
         print(f"  {link['a']} to {link['b']}: {human_bytes(int(size / max(seconds, 1e-12)))}/s")
+    if "chunks" in document:
+        _print_chunks(document["chunks"])
     for reason in document["left_out"]:
         say(f"note: left out: {reason}")
+
+
+def _print_chunks(chunks: dict[str, Any]) -> None:
+    best = max(chunks["rates"].values())
+    rows = [
+        (size, f"{1e3 * chunks['seconds'][size]:.2f}", f"{rate:.0f}", f"{rate / best:.2f}")
+        for size, rate in sorted(chunks["rates"].items(), key=lambda each: int(each[0]))
+    ]
+    print_table(("prompt's chunk, tokens", "ms", "tokens/s", "of the best"), rows)
+    if chunks["chosen"] is None:
+        print("  the rate still grows at the largest chunk, so none is chosen: give larger ones to --chunks")
+    else:
+        print(f"  zoo serve runs prompts in chunks of {chunks['chosen']} tokens here")
 
 
 def _name(block: dict[str, Any]) -> str:

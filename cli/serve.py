@@ -76,6 +76,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -> None:
     from cli.serving.beside import beside
+    from cli.serving.chunk_choice import with_measured_chunk
     from cli.serving.driver import start_driver
     from cli.serving.models import all_on_demand, choose, with_exits
     from cli.serving.source import ZooSource
@@ -98,7 +99,9 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
             say("warning: no API key is set, and the server can be reached from other machines")
         trace = _open_trace(options.trace, stack)
         sink = _open_spans(options.otlp_traces_endpoint, trace, stack)
-        settled = options.settled()
+        settled = with_measured_chunk(zoo, options.settled(), chosen)
+        if settled.long_prefill_token_threshold != options.long_prefill_token_threshold:
+            say(f"prompts run in chunks of {settled.long_prefill_token_threshold} tokens, as measured")
         count = len(chosen.names)
         what = f"loading {count} of the store's models" if count else f"{len(chosen.on_demand)} models on demand"
         say(f"{what} for the {chosen.executor} executor ({settled.backend})")

@@ -35,12 +35,14 @@ class Serving:
         inline: Whether the only device is run by an agent in the scheduler's thread.
         launches_ahead: Whether devices launch a step before the one under way is over, as GPUs do.
         decode_credit: Tokens of a sequence that a device may decode before it reports them; 0: by `launches_ahead`.
+        chunk: Tokens of a prompt's chunk; 0: by `inline`.
     """
 
     devices: int = 1
     inline: bool = False
     launches_ahead: bool = False
     decode_credit: int = 0
+    chunk: int = 0
 
     @property
     def credit(self) -> int:
@@ -54,10 +56,11 @@ def cluster_config(serving: Serving, chosen: ClusterConfig, max_num_batched_toke
     Raises ValueError for values that contradict each other.
     """
     tokens = max_num_batched_tokens
+    shipped = _STEPS * tokens if serving.inline else min(tokens, _CHUNK)
     return replace(
         chosen,
         devices=serving.devices,
-        prefill_chunk=_STEPS * tokens if serving.inline else min(tokens, _CHUNK),
+        prefill_chunk=min(tokens, serving.chunk) if serving.chunk else shipped,
         stride=serving.credit,
         # Controllers move work between devices.
         control=ControlConfig.off() if serving.inline else chosen.control,

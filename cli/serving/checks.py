@@ -19,6 +19,7 @@ def check_values(options: ServeOptions) -> None:
     _check_memory(options)
     _check_agents(options)
     _check_pool(options)
+    _check_chunks(options)
     _check_adaptive(options)
     _check_server(options)
 
@@ -55,6 +56,19 @@ def _check_pool(options: ServeOptions) -> None:
         raise InputError("--gpu-memory-utilization is a share of the GPU's memory above 0 and up to 1")
     if not 0 <= options.block_size <= 1 << 16:
         raise InputError(f"--block-size is a number of tokens up to {1 << 16}, 0 for what suits the device")
+
+
+def _check_chunks(options: ServeOptions) -> None:
+    chunk, step = options.long_prefill_token_threshold, options.max_num_batched_tokens
+    if not 0 <= chunk <= 1 << 20:
+        raise InputError(
+            f"--long-prefill-token-threshold is a number of tokens up to {1 << 20}, 0 for the measured one"
+        )
+    if step is not None and chunk > step > 0:
+        raise InputError(
+            f"--long-prefill-token-threshold {chunk} is more than a step's {step} tokens: raise "
+            "--max-num-batched-tokens"
+        )
 
 
 def _check_adaptive(options: ServeOptions) -> None:

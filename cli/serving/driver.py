@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cli.serving.chunk_choice import with_measured_chunk
 from cli.serving.models import Chosen
 from cli.serving.needs import require_effects
 from cli.serving.options import ServeOptions
@@ -36,4 +37,5 @@ def start_driver(
 
     options = options.settled()
     require_effects(options, chosen.executor)
+    options = with_measured_chunk(zoo, options, chosen)
     return start_cluster(zoo, options, chosen, database, trace, log, made)

@@ -137,8 +137,11 @@ class ServeOptions:
     order: OrderConfig = table_option(OrderConfig, group="Queue", without=["plan"], needs=["deadlines"],
         help="Deadline of requests without slo_ms, whether running requests give way, plans, and overload.")
 
-    max_num_batched_tokens: int = option(SHIPPED_AGENT.max_num_batched_tokens, group="Batching",
-        help="Maximum number of tokens in a step.")
+    max_num_batched_tokens: int | None = option(None, group="Batching",
+        shown=f"{SHIPPED_AGENT.max_num_batched_tokens}, or a longer chunk", help="Maximum number of tokens in a step.")
+    long_prefill_token_threshold: int = option(0, group="Batching", needs=["paged"], shown="as measured",
+        help="Tokens of a prompt that run in one step at most. 0: the chunk that zoo profile --chunks chose for a "
+             "model here, else what a step leaves (up to 256 on several devices).")
     max_num_seqs: int = option(SHIPPED_CLUSTER.max_num_seqs, group="Batching",
         help="Maximum number of sequences in a step.")
     max_batch_per_block: int = option(SHIPPED_CLUSTER.max_batch_per_block, group="Batching",
@@ -293,7 +296,16 @@ class ServeOptions:
         ahead = self.async_scheduling == "on" or (
             self.async_scheduling == "auto" and self.device.split(":")[0] != "cpu"
         )
-        return Serving(self.agents, self.backend == "inline", ahead, self.decode_credit)
+        return Serving(
+            self.agents, self.backend == "inline", ahead, self.decode_credit, self.long_prefill_token_threshold
+        )
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step at most: as given, else as shipped, or more where a prompt's chunk is longer."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return max(SHIPPED_AGENT.max_num_batched_tokens, self.long_prefill_token_threshold)
 
     def cluster(self) -> ClusterConfig:
         """Return the cluster's configuration. Raises InputError."""
@@ -306,7 +318,7 @@ class ServeOptions:
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
             background_share=0.0 if self.queue == "off" else self.batches.interactive_share,
         )  # fmt: skip
-        made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.max_num_batched_tokens)
+        made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.step_tokens)
         return made
 
     @property
@@ -325,7 +337,7 @@ class ServeOptions:
     def agent(self) -> AgentConfig:
         """Return the agents' configuration. Raises InputError."""
         chosen: AgentConfig = _built(
-            AgentConfig, max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
+            AgentConfig, max_num_batched_tokens=self.step_tokens, max_num_seqs=self.max_num_seqs,
             batch_wait_us=self.batch_wait_us, activation_cache_bytes=size_of(self.activation_cache_bytes),
             host_memory_bytes=size_of(self.host_memory),
         )  # fmt: skip

@@ -39,12 +39,17 @@ Progress = Callable[[int, int], None]
 
 
 def profile_model(
-    store: Store, name: str, config: EngineConfig, extent: MeasuredExtent, progress: Progress | None = None
-) -> dict[str, Any]:
+    store: Store, name: str, config: EngineConfig, extent: MeasuredExtent, progress: Progress | None = None,
+    chunks: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Measure a model and store the result; it replaces an older profile of the same device.
 
+    Args:
+        chunks: What was measured of chunks of prompts; None: what the older profile has of them stays.
+
     Returns:
-        {"model", "device", "key", "hardware", "versions", "blocks", "pairs", "links", "left_out"}; times in seconds.
+        {"model", "device", "key", "hardware", "versions", "blocks", "pairs", "links", "left_out"}, and "chunks" where
+        they were measured; times in seconds.
 
     Raises:
         NotServable: no executor runs the model.
@@ -71,9 +76,18 @@ def profile_model(
         ]
     stand_ins, left_out = _surrogates(store, manifest, surrogates, config, extent, finished)
     document = _document(manifest.name, config.device, [*blocks, *stand_ins], together, left_out)
+    known = chunks or _known_chunks(store, manifest.name, str(document["key"]))
+    if known:
+        document["chunks"] = dict(known)
     with store.catalog.writing() as writer:
         writer.put_document(Document(KIND, manifest.name, str(document["key"]), document))
     return document
+
+
+def _known_chunks(store: Store, name: str, key: str) -> Mapping[str, Any] | None:
+    """Return what the stored profile of a device has of chunks of prompts."""
+    with store.catalog.reading() as reader:
+        return next((each.value.get("chunks") for each in reader.documents(KIND, name) if each.key == key), None)
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[dict[str, Any]], dict[str, Any]]:

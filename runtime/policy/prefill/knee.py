@@ -14,7 +14,7 @@ from dataclasses import dataclass
 #: Largest loss of rate, as a share of the best one.
 WITHIN = 0.05
 #: Sizes without which a curve has no shape.
-_LEAST_SIZES = 3
+LEAST_SIZES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ def knee_of(rates: Mapping[int, float], within: float = WITHIN) -> Knee:
 
     Raises ValueError for fewer than three sizes, a size below 1, a rate that is not above 0, or a share that is none.
     """
-    if len(rates) < _LEAST_SIZES:
-        raise ValueError(f"a knee needs the rates of at least {_LEAST_SIZES} chunk sizes, not of {len(rates)}")
+    if len(rates) < LEAST_SIZES:
+        raise ValueError(f"a knee needs the rates of at least {LEAST_SIZES} chunk sizes, not of {len(rates)}")
     if not 0 <= within < 1:
         raise ValueError(f"the share of the best rate that may be lost is from 0 to 1, not {within}")
     for size, rate in rates.items():
