@@ -14,7 +14,7 @@ two V100 (TI-09). One V100 and the A100 take them over; no figure of the paper i
 every matrix, as one device, with the sums between them in its shares.
 
 Per layer 60 us cannot be hidden (launches that the device waits for), and per step 0.5 ms (the engine's own work). A
-scenario can override all of them. Units: bytes, seconds, bytes per second; latencies in ns.
+scenario names the kinds that it has. Units: bytes, seconds, bytes per second; latencies in ns.
 """
 
 from __future__ import annotations
