@@ -12,6 +12,10 @@ from runtime.order_config import OrderConfig as OrderConfig
 from runtime.order_config import Overload as Overload
 from runtime.order_config import Plan as Plan
 
+#: In which order prompts run that wait on one path (TI-05 to TI-08). `off`: each sends its next rows when it can.
+#: `fcfs`, `sjf`, `ljf`: in chunks that several prompts fill, by arrival, the shortest or the longest first.
+PrefillOrder = Literal["off", "fcfs", "sjf", "ljf"]
+
 
 @dataclass(frozen=True, slots=True)
 class DirectConfig:
@@ -280,6 +284,8 @@ class ClusterConfig:
         dispatch: See `Dispatching`.
         broadcast_fanout: Devices that a hop is offered to.
         order: Which waiting sequence runs first.
+        prefill_order: See `PrefillOrder`. Chunks have `prefill_chunk` tokens.
+        prefill_window: Prompts that are sorted at a time, so that none waits behind all later ones (TI-07).
         background_share: By which share an answer may take longer for background sequences, the lines of batches, in
             the same steps (`policy.slo.background`); 0: they run as any sequence does.
     """
@@ -310,9 +316,13 @@ class ClusterConfig:
     dispatch: Dispatching = "placed"
     broadcast_fanout: int = 3
     order: OrderConfig = field(default_factory=OrderConfig)
+    prefill_order: PrefillOrder = "off"
+    prefill_window: int = 16
     background_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.prefill_order not in get_args(PrefillOrder):
+            raise ValueError(f"prefill_order must be one of {', '.join(get_args(PrefillOrder))}")
         if self.routing not in get_args(Routing):
             raise ValueError(f"routing must be one of {', '.join(get_args(Routing))}")
         if self.dispatch not in get_args(Dispatching) or self.broadcast_fanout < 2:
@@ -341,6 +351,7 @@ class ClusterConfig:
             self.devices,
             self.max_num_seqs,
             self.prefill_chunk,
+            self.prefill_window,
             self.stride,
             self.migration_final_sets,
             self.migration_max_stages,

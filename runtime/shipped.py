@@ -57,6 +57,8 @@ def cluster_config(serving: Serving, chosen: ClusterConfig, max_num_batched_toke
     """
     tokens = max_num_batched_tokens
     shipped = _STEPS * tokens if serving.inline else min(tokens, _CHUNK)
+    if chosen.prefill_order != "off":  # a chunk that several prompts fill is a step
+        shipped = tokens
     return replace(
         chosen,
         devices=serving.devices,

@@ -83,6 +83,10 @@ def _native(options: ServeOptions, executor: str) -> str | None:
     return None
 
 
+def _prefill_order(options: ServeOptions, executor: str) -> str | None:
+    return "without an order of prompts: give --prefill-order" if options.prefill_order == "off" else None
+
+
 def _queue(options: ServeOptions, executor: str) -> str | None:
     return "without a queue: give --queue" if options.queue == "off" else None
 
@@ -103,6 +107,7 @@ NEEDS: Mapping[str, Need] = {
     "memory limit": Need("--device-memory or --agent-weights", _memory_limit),
     "host memory": Need("--host-memory", _host_memory),
     "a GPU's share": Need("--device cuda without --kv-cache-memory-bytes", _share_of_gpu),
+    "prefill order": Need("--prefill-order", _prefill_order),
     "queue": Need("--queue", _queue),
     "shared queue": Need("--queue postgresql://…", _shared_queue),
     "speculation": Need("--speculation", _speculation),

@@ -38,6 +38,7 @@ from runtime.config import (
     OrderConfig,
     Plan,
     PreemptionMode,
+    PrefillOrder,
     PrefixCaching,
     Rebalancing,
     ResidencyMode,
@@ -146,6 +147,13 @@ class ServeOptions:
         help="Maximum number of sequences in a step.")
     max_batch_per_block: int = option(SHIPPED_CLUSTER.max_batch_per_block, group="Batching",
         help="Maximum number of rows of a step that run through one block; 0: no limit of its own.")
+    prefill_order: str = option(SHIPPED_CLUSTER.prefill_order, group="Batching", choices=get_args(PrefillOrder),
+        needs=["paged"],
+        help="Order of the prompts that wait for one device: each runs when it can (off), or in chunks "
+             "that several prompts fill: by arrival (fcfs), the shortest (sjf) or the longest "
+             "(ljf) of a window of prompts first.")
+    prefill_window: int = option(SHIPPED_CLUSTER.prefill_window, group="Batching", needs=["prefill order"],
+        help="Prompts that are sorted at a time: a long one waits at most for those of its window.")
     batch_wait_us: int = option(SHIPPED_AGENT.batch_wait_us, group="Batching", needs=["due rows"],
         help="Longest wait of an agent's step, in microseconds, for rows that are due back, so that they run in one "
              "batch; 0: no wait.")
@@ -316,6 +324,7 @@ class ServeOptions:
             control=_built(replace, self.control, rebalance=self.rebalance), dispatch=self.dispatch,
             residency=self.residency, eviction=self.eviction, shared_prompt_bytes=size_of(self.shared_prompts),
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
+            prefill_order=self.prefill_order, prefill_window=self.prefill_window,
             background_share=0.0 if self.queue == "off" else self.batches.interactive_share,
         )  # fmt: skip
         made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.step_tokens)

@@ -65,6 +65,8 @@ class AgentCounters:
     generated_tokens: int = 0
     preemptions: int = _shown("vllm:num_preemptions", "Sequences that gave way, to be computed again or brought back.")
     resumed_tokens: int = _shown("blockzoo:resumed_tokens", "Tokens run again after preemptions.")
+    prompt_chunks: int = _shown("blockzoo:prompt_chunks", "Chunks sent that several prompts may fill.")
+    prompt_chunk_tokens: int = _shown("blockzoo:prompt_chunk_tokens", "Tokens in these chunks.")
     steps: int = _shown("blockzoo:steps", "Steps that the engine ran.")
     failed_steps: int = _shown("blockzoo:failed_steps", "Steps in which the engine failed.")
     segments: int = _shown("blockzoo:segments", "Segments run, where the engine reports them.")

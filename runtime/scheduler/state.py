@@ -40,6 +40,7 @@ class ClusterState:
         out: Commands of the current event.
         running, waiting: Every live sequence is in exactly one of the two.
         starved: Running sequences that wait for pages.
+        queued: Names of running sequences whose next row waits for a chunk of prompts (`scheduler.prefill`).
         ready: Sequences with a next row that may be issued at the end of the current event.
         users: Number of live sequences, by `Chain.loaded_as`.
         variants: Variants of a chain, by its `loaded_as`.
@@ -69,6 +70,7 @@ class ClusterState:
     running: dict[str, ScheduledSequence] = field(default_factory=dict)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     starved: dict[str, ScheduledSequence] = field(default_factory=dict)
+    queued: set[str] = field(default_factory=set)
     ready: list[ScheduledSequence] = field(default_factory=list)
     users: Counter[str] = field(default_factory=Counter)
     variants: dict[str, tuple[Variant, ...]] = field(default_factory=dict)
@@ -198,7 +200,7 @@ class ClusterState:
             if not sequence.path:
                 raise RuntimeError(f"{sequence.seq} runs nowhere")
             if (
-                sequence.flying == (sequence.seq in self.starved)
+                sequence.flying == (sequence.seq in self.starved or sequence.seq in self.queued)
                 and not sequence.waits.held
                 and sequence.waits.paused is None
                 and not sequence.waits.skipped

@@ -2,9 +2,7 @@
 
 Contract:
 - At most one row of a sequence is in flight, except predicted ones (`scheduler.speculation.in_flight`).
-- When pages are short, cached prefixes are evicted first; then idle stages leave where pages can have their memory;
-  then the sequence of the lowest rank is preempted, at once or when its row returns. The first sequence in rank order
-  always continues.
+- When pages are short, `scheduler.decode.page_room` makes room. The first sequence in rank order always continues.
 - Sequences that find no pages are `starved` until pages are freed.
 """
 
@@ -14,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from runtime.kv.pages import groups_for
 from runtime.messages import RowsDone, RowsLost, SpeculationResult
+from runtime.scheduler.decode.page_room import PageRoom
+from runtime.scheduler.prefill.prompt_queues import PromptQueues
 from runtime.scheduler.residency.residency import Residency
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.parts import FREE, NO_FAILURES
@@ -40,9 +40,14 @@ class DecodeLoop:
     ) -> None:
         self._state = state
         self._seating = seating
-        self._residency = residency
+        self._pages = PageRoom(state, seating, residency)
         self._speculation = speculation
         self._on_rest = on_rest
+        config = state.config
+        self.prompts = (
+            None if config.prefill_order == "off"
+            else PromptQueues(state, config.prefill_order, config.prefill_window, self._issue_part)
+        )  # fmt: skip
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -263,6 +268,7 @@ class DecodeLoop:
             put((request.seq, sequence.epoch, sequence.computed, (output[-1],), True, len(output), 1, 0, False))
             if starved:
                 starved.pop(request.seq, None)
+        self.run_prompts(now)
 
     def go_on(self, sequence: ScheduledSequence, now: int) -> None:
         """Issue the next row of a sequence, if it is on a path, has no row in flight and is not held or paused."""
@@ -273,6 +279,8 @@ class DecodeLoop:
             self._seating.preempt(sequence, now)
         elif sequence.waits.paused is not None or sequence.waits.skipped:
             return
+        elif self.prompts is not None and sequence.phase != "decode":
+            self.prompts.add(sequence)
         elif not self._issue(sequence, now):
             starved[sequence.seq] = sequence
         elif starved:
@@ -288,6 +296,7 @@ class DecodeLoop:
         for sequence in sorted(starved.values(), key=self._state.waiting.rank):
             if sequence.seq in starved:
                 self.go_on(sequence, now)
+        self.run_prompts(now)
         if starved and not any(m.flying or m.waits.held for m in self._state.running.values()):
             running = self._state.running.values()
             paused = [m for m in running if (m.waits.paused is not None or m.waits.skipped) and m.pages.groups]
@@ -295,19 +304,31 @@ class DecodeLoop:
             for sequence in sorted(starved.values(), key=self._state.waiting.rank):
                 if sequence.seq in starved:
                     self.go_on(sequence, now)
+            self.run_prompts(now)
 
-    def _issue(self, sequence: ScheduledSequence, now: int) -> bool:
-        """Send the next row of a sequence; return False if there are no pages for it now."""
+    def run_prompts(self, now: int) -> None:
+        """Send chunks of the prompts that are queued (TI-08), where they are."""
+        if self.prompts is not None:
+            self.prompts.run(now)
+
+    def _issue_part(self, sequence: ScheduledSequence, tokens: int, now: int) -> bool:
+        return self._issue(sequence, now, tokens)
+
+    def _issue(self, sequence: ScheduledSequence, now: int, most: int = 0) -> bool:
+        """Send the next row of a sequence; return False if there are no pages for it now.
+
+        `most`: tokens of a prompt in it; 0: `prefill_chunk`.
+        """
         state = self._state
         if sequence.phase == "decode":
             count, steps = 1, self._stride(sequence)
         else:
             left = sequence.shared.entered if sequence.computed < sequence.shared.entered else sequence.tokens
-            count, steps = min(state.config.prefill_chunk, left - sequence.computed), 1
+            count, steps = min(most or state.config.prefill_chunk, left - sequence.computed), 1
         after = sequence.computed + count + steps - 1
         if after > sequence.pages.room:
             more = groups_for(sequence.spec, after) - sequence.pages.groups
-            if not self._room(sequence, more, now):
+            if not self._pages.make(sequence, more, now):
                 return False
             self._seating.grow(sequence, more)
         sequence.flying, sequence.issued = True, count + steps - 1
@@ -348,37 +369,3 @@ class DecodeLoop:
         if stride == 1 or len(sequence.path) > 1:
             return 1
         return max(1, min(stride, sequence.place.most - len(sequence.output)))
-
-    def _room(self, sequence: ScheduledSequence, groups: int, now: int) -> bool:
-        """Return whether the path has room for this many more page sets; may evict prefixes and preempt sequences."""
-        for name, pages in sequence.place.weights:
-            device = self._state.devices[name]
-            while device.pages.free < pages * groups:
-                if self._seating.prefix_cache.give_way(name) or self._residency.make_pages({name: pages * groups}, now):
-                    continue
-                victim = self._victim(sequence, name)
-                if victim is None:
-                    return False
-                if victim.flying:
-                    victim.doom("pages")
-                    return False
-                self._seating.preempt(victim, now)
-        return True
-
-    def _victim(self, sequence: ScheduledSequence, device: str) -> ScheduledSequence | None:
-        """Return the sequence of the lowest rank behind `sequence` with pages on a device.
-
-        None if there is none, or if one is marked for preemption already.
-        """
-        last, rank_of = None, self._state.waiting.rank
-        rank = lowest = rank_of(sequence)
-        for other in self._state.devices[device].passing.here.values():
-            theirs = rank_of(other)
-            if theirs <= rank or not other.pages.groups:
-                continue
-            doomed = other.waits.doomed
-            if (doomed or theirs > lowest) and device in dict(other.place.weights):
-                if doomed:
-                    return None
-                last, lowest = other, theirs
-        return last

@@ -259,6 +259,7 @@ class SequenceLifecycle:
             state.order.record_leave(sequence, now)
         del state.running[sequence.seq]
         state.starved.pop(sequence.seq, None)
+        state.queued.discard(sequence.seq)
         self._hooks.leaving(sequence)
         self.hide(sequence)
         state.page_accounting.free(sequence.pages.holding)

@@ -2,7 +2,7 @@
 
 They combine few pages, moves, deaths, aborts, pauses, shared prefixes, speculated hops, new versions, scaling,
 balancing, placement, pages that fail verification, links of all speeds, deadlines, sequences that arrive with tokens,
-and host memory for K and V: too little or enough, with copies that take time or fail.
+host memory for K and V: too little or enough, with copies that take time or fail, and prompts in chunks of several.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ class Anything(Changing):
         if self.seed % 4:
             order = OrderConfig(("fcfs", "edf", "qlm")[self.seed % 4 - 1], soft_deadline_ms=40)
             self.config = replace(self.config, order=order, max_num_seqs=(2, 3, 256)[self.seed // 4 % 3])
+        prompts = random.Random(f"{self.seed} prompts")
+        self.config = replace(
+            self.config, prefill_order=prompts.choice(("off", "off", "fcfs", "sjf", "ljf")), prefill_window=2
+        )
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
         self.costs = lambda plan: rng.choice((MS // 4, MS, 2 * MS))
         if rng.random() < 0.3:

@@ -1,0 +1,1 @@
+"""Queues of prompts, and the chunks in which they run (TetriInfer)."""
