@@ -122,7 +122,7 @@ class Scheduler:
         self._state = ClusterState(
             config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, swapping, out,
             counters=counters, waiting=WaitingQueue(None if order is None else order.forecasts), order=order,
-            cells=cells_by(config, order, devices, placed),
+            cells=cells_by(config, order, devices, placed, times),
         )  # fmt: skip
         self._prefix_cache = PrefixCache(self._state)
         self._updates = ModelUpdates(self._state, self._prefix_cache)

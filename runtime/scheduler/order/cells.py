@@ -3,6 +3,9 @@
     a group's first member comes, the placement of blocks changes, a device dies or returns -> `choose`
     a cell has places left, and nothing waits for it -> `balance`: it gets the most urgent members that wait elsewhere
 
+Until a cell begins with a group, it loads what the group's model lacks there, and serves what is before the group in
+the order: what runs and is behind it gives way, where that is on (QL-09). Of equal cells the one with less work is
+taken.
 A group stays in its cell while that has a living path for it, and what runs never moves. When a cell has none any more,
 its groups go to other cells that have one; else they wait for it. The queues of other cells change no further (QL-06).
 Where there is one cell there is nothing to choose, and nothing is limited. With `assign = "turns"` groups go to the
@@ -18,6 +21,7 @@ from runtime.config import ClusterConfig
 from runtime.policy.slo.cells import ServingCell, cells_of
 from runtime.policy.slo.groups import Group
 from runtime.scheduler.devices.devices import Devices
+from runtime.scheduler.observe.load_times import LoadTimes
 from runtime.scheduler.order.forecasts import Forecasts
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -26,8 +30,11 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 class CellAssignment:
     """The cells of one scheduler, and which of them its groups are assigned to."""
 
-    def __init__(self, config: ClusterConfig, devices: Devices, placed: BlockMap, forecasts: Forecasts) -> None:
+    def __init__(
+        self, config: ClusterConfig, devices: Devices, placed: BlockMap, forecasts: Forecasts, loads: LoadTimes
+    ) -> None:
         self._most, self._devices, self._placed, self._forecasts = config.max_num_seqs, devices, placed, forecasts
+        self._loads, self._evicts = loads, config.order.evicts
         self._in_turn, self._turn = config.order.assign == "turns", 0
         self._cells: dict[str, ServingCell] = {}
         self._chains: dict[str, Chain] = {}
@@ -65,14 +72,14 @@ class CellAssignment:
                 self._forecasts.queues.assign(group, self.choose(group))
 
     def choose(self, group: Group) -> str:
-        """Return the cell in which a group would end first, of equal ones the first; or the next one in turn."""
+        """Return the cell that would begin with a group first; or the next one in turn."""
         able = [name for name in self._cells if self._runs(name, group)]
         if not able:
             return group.cell if group.cell in self._cells else next(iter(self._cells), "")
         if self._in_turn:
             self._turn += 1
             return able[self._turn % len(able)]
-        return able[0] if len(able) == 1 else min(able, key=self._forecasts.backlog)
+        return able[0] if len(able) == 1 else min(able, key=lambda name: self._begins(name, group))
 
     def balance(self) -> bool:
         """Assign members that wait to cells with places left for which none waits; return whether there were any."""
@@ -85,11 +92,33 @@ class CellAssignment:
             if name in waited_for or free < 1:
                 continue
             others = (group for group in groups if group.cell in waited_for and not group.planned)
-            group = next((group for group in others if self._runs(name, group)), None)
+            group = next((group for group in others if self._runs(name, group) and self._sooner(name, group)), None)
             if group is not None:
                 self._forecasts.queues.assign(groups.take_first(group, free), name)
                 moved = True
         return moved
+
+    def _sooner(self, name: str, group: Group) -> bool:
+        """Return whether a cell for which nothing waits begins with a waiting group before the group's own cell."""
+        load = self._load(name, group)
+        return not load or group.cell not in self._cells or load < self._begins(group.cell, group)[0]
+
+    def _begins(self, name: str, group: Group) -> tuple[float, float]:
+        """Return the time until a cell begins with a group, and that of all its work, in ns."""
+        whole, ahead = self._forecasts.backlog(name), 0.0
+        if len(group):
+            ahead = self._forecasts.ahead(name, group.rank, self._evicts and group.key.objective is not None)
+        return self._load(name, group) + ahead, whole
+
+    def _load(self, name: str, group: Group) -> float:
+        """Return the time to load what a cell lacks of a group's chain, in ns."""
+        cell, chain = self._cells[name], self._chains[group.key.chain]
+        lacking: dict[str, dict[str, int]] = {}
+        for use in chain.uses:
+            here = [device for device in self._placed.instances.get(use.block, ()) if device in cell.devices]
+            if here and not any(use.block in self._devices[device].stages.warm for device in here):
+                lacking.setdefault(here[0], {})[use.block] = self._placed.block(use.block).nbytes
+        return 1e9 * max((self._loads.seconds(device, sizes) for device, sizes in lacking.items()), default=0.0)
 
     def _runs(self, name: str, group: Group) -> bool:
         """Return whether a cell has a living path for a group's chain."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from runtime.policy.slo.bounds import CommonError, OutcomeBounds
 from runtime.policy.slo.forecast import NOTHING, Forecast, Occupancy, Queued, forecast
-from runtime.policy.slo.groups import Group, GroupKey, Member
+from runtime.policy.slo.groups import Group, GroupKey, Member, Rank
 from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
 from runtime.policy.slo.objectives import TimeObjective, objective_of
 from runtime.policy.slo.objectives import class_of as class_of_objective
@@ -219,6 +219,18 @@ class Forecasts:
         """Return the time in which a cell has served all that runs and waits there."""
         work = sum(self.rest(each).mean for each in self._here(cell))
         work += sum(len(group) * self.work(group).mean for group in self.groups.waiting() if group.cell == cell)
+        return work / self.places(cell)
+
+    def ahead(self, cell: str, rank: Rank, yields: bool) -> float:
+        """Return the time in which a cell has served what waits before a place in the order, and what runs.
+
+        0 where there is a place at once. `yields`: what runs and is behind that place gives way.
+        """
+        here = [each for each in self._here(cell) if not yields or self.rank(each)[:3] <= rank]
+        before = [group for group in self.groups.waiting() if group.cell == cell and group.rank <= rank]
+        if len(here) + sum(map(len, before)) < self.places(cell):
+            return 0.0
+        work = sum(self.rest(each).mean for each in here) + sum(len(each) * self.work(each).mean for each in before)
         return work / self.places(cell)
 
     def by_group(self, now: int) -> list[GroupForecast]:

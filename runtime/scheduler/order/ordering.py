@@ -44,12 +44,12 @@ def deadline_order(config: ClusterConfig, times: MeasuredTimes) -> DeadlineOrder
 
 
 def cells_by(
-    config: ClusterConfig, order: DeadlineOrder | None, devices: Devices, placed: BlockMap
+    config: ClusterConfig, order: DeadlineOrder | None, devices: Devices, placed: BlockMap, times: MeasuredTimes
 ) -> CellAssignment | None:
     """Return the serving cells, None where sequences run on any devices."""
-    return (
-        None if order is None or not config.order.by_cell else CellAssignment(config, devices, placed, order.forecasts)
-    )
+    if order is None or not config.order.by_cell:
+        return None
+    return CellAssignment(config, devices, placed, order.forecasts, times.loads)
 
 
 class OrderParts:

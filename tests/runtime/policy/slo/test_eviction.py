@@ -31,6 +31,23 @@ def test_of_many_one_most_likely_ends_in_time() -> None:
     assert victims(URGENT, many[:8], now=0) != (), "of eight, within 87: too late"
 
 
+def test_ends_that_are_known_do_not_come_earlier_because_they_are_many() -> None:
+    """All run to their limits, which they reach at 90: none of them ends in time, however many there are."""
+    many = [occupant(f"s{number}", rest=90, ends=90) for number in range(16)]
+    assert victims(URGENT, many, now=0) != ()
+    nearly = [occupant(f"s{number}", rest=80, ends=100) for number in range(16)]
+    assert victims(URGENT, nearly, now=0) != (), "none ends before 70"
+    assert victims(replace(URGENT, due=120), nearly, now=0) == (), "of sixteen, one has by 72"
+
+
+def test_each_ends_once() -> None:
+    """Two places are missing: one that ends for certain at 10 is not two ends."""
+    urgent = replace(URGENT, places=frozenset(), pages={"d": 20})
+    running = [occupant("a", rest=10, ends=10), *(occupant(f"s{number}", rest=500) for number in range(4))]
+    assert victims(urgent, running, now=0) != ()
+    assert victims(urgent, [*running, occupant("b", rest=20, ends=20)], now=0) == ()
+
+
 def test_none_gives_way_to_one_that_is_late_anyway() -> None:
     assert victims(replace(URGENT, due=39), [occupant("a")], now=0) == ()
 

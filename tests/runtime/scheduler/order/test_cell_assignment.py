@@ -19,14 +19,23 @@ class _Devices(list[Any]):
     def alive(self, name: str) -> bool:
         return True
 
+    def __getitem__(self, name: Any) -> Any:
+        return next(each for each in self if each.name == name)
 
-def assignment(cells: int = 2, places: int = 4) -> CellAssignment:
+
+def assignment(cells: int = 2, places: int = 4, cold: dict[str, float] | None = None) -> CellAssignment:
+    """Return cells of one device each. `cold`: seconds of a load on devices without the model."""
+    cold = cold or {}
     names = [f"d{at}" for at in range(cells)]
     forecasts = Forecasts(ServiceTimes(), AnswerLengths(), 10**12, places, lambda now, told, took: None)
-    devices: Any = _Devices(SimpleNamespace(name=name, final=False) for name in names)
-    placed: Any = SimpleNamespace(instances={"b": names})
+    devices: Any = _Devices(
+        SimpleNamespace(name=name, final=False, stages=SimpleNamespace(warm=set() if name in cold else {"b"}))
+        for name in names
+    )
+    placed: Any = SimpleNamespace(instances={"b": names}, block=lambda block: SimpleNamespace(nbytes=1000))
+    loads: Any = SimpleNamespace(seconds=lambda device, sizes: cold[device])
     config = ClusterConfig(devices=cells, max_num_seqs=places, order=OrderConfig("qlm"))
-    made = CellAssignment(config, devices, placed, forecasts)
+    made = CellAssignment(config, devices, placed, forecasts, loads)
     chain: Any = SimpleNamespace(version="m#1", uses=(SimpleNamespace(block="b"),))
     made.review([chain])
     return made
@@ -81,3 +90,48 @@ def test_groups_of_a_plan_stay_in_their_cell() -> None:
     made._forecasts.queues.follow({"d0": [group.id for group in made._forecasts.groups]})
     assert not made.balance()
     assert list(waiting(made)) == ["d0"]
+
+
+def choice(made: CellAssignment) -> str:
+    """Return the cell of a new group of longer answers, behind all others in the order of arrival."""
+    key = KEY._replace(answers=class_of("m", 8, 64))
+    made._forecasts.groups.add(key, (1000, 1000), Member("new", 8, 0, 64))
+    group = made._forecasts.groups.group_of("new")
+    assert group is not None
+    return group.cell
+
+
+def test_a_group_goes_where_its_model_is_loaded_while_that_is_sooner() -> None:
+    """Sixteen requests of about a second, four at a time, are served before a load of ten seconds ends, not of one."""
+    for seconds, expected in ((10.0, "d0"), (1.0, "d1")):
+        made = assignment(cold={"d1": seconds})
+        wait(made, 16, "d0")
+        assert choice(made) == expected
+
+
+def test_a_group_goes_where_least_is_before_it() -> None:
+    """Behind a more urgent group wait many that are less urgent: these delay it nowhere."""
+    made = assignment()
+    wait(made, 4, "d1", KEY._replace(priority=-1))
+    wait(made, 20, "d0", KEY._replace(priority=2), first=4)
+    assert choice(made) == "d0"
+
+
+def test_a_free_place_is_as_good_as_one_that_is_made_free() -> None:
+    """Of two cells that can begin at once, the one with less to do gets it, though a more urgent one runs there."""
+    made = assignment()
+    wait(made, 3, "d1", KEY._replace(priority=-1))
+    wait(made, 1, "d0", KEY._replace(priority=2), first=3)
+    assert choice(made) == "d0"
+    made = assignment()
+    wait(made, 3, "d1", KEY._replace(priority=-1))
+    wait(made, 8, "d0", KEY._replace(priority=2), first=3)
+    assert choice(made) == "d1"
+
+
+def test_what_waits_does_not_go_to_a_cell_that_loads_longer_than_it_waits() -> None:
+    for seconds, moved in ((10.0, False), (0.1, True)):
+        made = assignment(cold={"d1": seconds})
+        wait(made, 4, "d0", KEY._replace(priority=-1))
+        wait(made, 4, "d0", first=4)
+        assert made.balance() is moved

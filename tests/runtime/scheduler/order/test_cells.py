@@ -16,11 +16,12 @@ N = counting_model("n", "1* 2 5* 6", max_model_len=1024)
 
 
 def cluster(
-    devices: int = 2, cells: bool = True, places: int = 2, assign: str = "backlog", pages: int = 600
-) -> VirtualCluster:
+    devices: int = 2, cells: bool = True, places: int = 2, assign: str = "backlog", pages: int = 600,
+    evict: bool = False,
+) -> VirtualCluster:  # fmt: skip
     config = ClusterConfig(
         devices=devices, max_num_seqs=places, placement="replicate", control=ControlConfig.off(),
-        order=OrderConfig("qlm", evict=False, cells=cells, assign=assign),
+        order=OrderConfig("qlm", evict=evict, cells=cells, assign=assign),
     )  # fmt: skip
     return VirtualCluster((M, N), devices=devices, pages=pages, config=config, costs=lambda plan: MS, latency=MS // 100)
 
@@ -91,6 +92,19 @@ def test_every_sequence_runs_in_the_cell_of_its_group() -> None:
         made.at(at * MS, look)
     assert len(finish(made)) == 24
     assert len(seen) == 2 and min(map(len, seen.values())) >= 8, "both cells serve, by their backlogs"
+
+
+def test_an_urgent_group_goes_where_all_that_runs_gives_way() -> None:
+    """One device runs long answers without deadlines, the other short ones that are more urgent than the new one."""
+    for evict in (True, False):
+        made, found = cluster(evict=evict), dict[str, str]()
+        for number in range(4):
+            ask(made, f"s{number}", *((600, MS, None), (60, 2 * MS, 20_000))[number // 2])
+        ask(made, "urgent", 5, 30 * MS, 21_000)
+        made.at(31 * MS, lambda made=made, found=found: found.update(where(made)))
+        finish(made)
+        assert found["s0"] == found["s1"] != found["s2"] == found["s3"]
+        assert found["urgent"] == (found["s0"] if evict else found["s2"])
 
 
 def test_a_place_that_is_left_is_used_by_what_waits_elsewhere() -> None:
