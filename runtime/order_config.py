@@ -33,7 +33,7 @@ class OrderConfig:
             wait for them (`edf` and `qlm`; `policy.slo.backfill`).
         slo_classes: Whether requests of nearly the same `slo_ms` may be in one group (`policy.slo.objectives`), or only
             those of the same. A plan orders whole groups: with fewer of them it has less to choose from.
-        assign: Which cell a group gets that several may serve: the one that will have served it first (`backlog`,
+        assign: Which cell a group gets that several may serve: the one that begins with it first (`backlog`,
             QL-12), or the next one in turn (`turns`, the paper's round robin), in which case it stays there.
         group_batches: Most requests of a group, as a multiple of the mean number that run (QL-03; the paper's delta).
         plan_alpha: Probability with which a planned group is to be on time.

@@ -1,4 +1,4 @@
-"""Assign waiting groups to cells: to the one that will have served them first, by forecast (QL-04, QL-12).
+"""Assign waiting groups to cells: to the one that begins with them first, by forecast (QL-04, QL-12).
 
     a group's first member comes, the placement of blocks changes, a device dies or returns -> `choose`
     a cell has places left, and nothing waits for it -> `balance`: it gets the most urgent members that wait elsewhere
