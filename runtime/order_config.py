@@ -43,6 +43,9 @@ class OrderConfig:
             before another one takes its place, unless that one would be late; 0: no such limit. With a plan.
         read_ahead: Whether host memory gets the weights of the models that are needed next, in the order of the queue
             (QL-13). With a plan, where models do not fit together and there is host memory.
+        exclusive: Whether each serving cell has one model at a time (QL-13), as in the paper: when the head of its
+            queue needs another one, what runs gives way unless it is ahead of the head, and the model leaves even where
+            there is room for both. With a plan, where models are loaded on demand (`residency`).
         overload: What becomes of requests where late ones remain in the best plan (QL-19): all wait in the planned
             order (`queue`) or by deadline (`edf`), or new ones that will most likely be late are refused (`reject`).
     """
@@ -62,6 +65,7 @@ class OrderConfig:
     plan_duty: float = 0.05
     run_floor: float = 2.0
     read_ahead: bool = False
+    exclusive: bool = False
     overload: str = "queue"
 
     def __post_init__(self) -> None:
@@ -102,6 +106,11 @@ class OrderConfig:
     @property
     def reads_ahead(self) -> bool:
         return self.plans and self.read_ahead
+
+    @property
+    def excludes(self) -> bool:
+        """Whether each cell has one model at a time."""
+        return self.plans and self.exclusive
 
     @property
     def evicts(self) -> bool:

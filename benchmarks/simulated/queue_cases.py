@@ -30,7 +30,8 @@ ORDERS: Policies = {
     "edf, strict": _order("edf", strict=True),
     "fcfs": _order("fcfs"),
 }
-#: `qlm` without one of the paper's operations, with models read ahead, then without one of its other parts.
+#: `qlm` without one of the paper's operations, with models read ahead, with the paper's swap of one model for another,
+#: then without one of its other parts.
 PARTS: Policies = {
     "qlm": _order("qlm"),
     "pulled by arrival": _order("fcfs"),
@@ -40,6 +41,7 @@ PARTS: Policies = {
     "no load balance": _order("qlm", assign="turns"),
     "one queue": _order("qlm", cells=False),
     "read-ahead": _order("qlm", read_ahead=True),
+    "one model at a time": _order("qlm", exclusive=True),
     "no run floor": _order("qlm", run_floor=0.0),
     "whole steps": _order("qlm", cap_batches=False),
     "insertion alone": _order("qlm", plan_rounds=0),

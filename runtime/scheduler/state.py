@@ -104,12 +104,22 @@ class ClusterState:
     def fits(self, chain: Chain, device: str, stage: Stage) -> bool:
         """Return whether a stage fits beside those loaded and loading and the pages in use, where memory is limited."""
         plan, pages = self.devices[device].plan, self.devices[device].pages
-        if self.config.residency == "fixed" or not plan.limit:
+        if self.config.residency == "fixed" or not (plan.limit or self.config.order.excludes):
             return True
-        held = footprint_of(self.resident(device))
-        return held.nbytes + held.missing(self.weights_of(chain, stage)) <= min(
-            plan.limit, pages.weights_beside(pages.used)
-        )
+        held, incoming = footprint_of(self.resident(device)), self.weights_of(chain, stage)
+        limit = self.limit_with(stage.model, device, incoming)
+        return held.nbytes + held.missing(incoming) <= min(limit, pages.weights_beside(pages.used))
+
+    def limit_with(self, model: str, device: str, incoming: StageWeights) -> int:
+        """Return the bytes of weights that a device may hold once it has an incoming stage of a model.
+
+        Where a cell has one model at a time, these are the model's own; what another one has in common with it stays.
+        """
+        limit = self.devices[device].plan.limit
+        if not self.config.order.excludes:
+            return limit
+        own = footprint_of([incoming, *self.resident(device, model)]).nbytes
+        return min(limit or own, own)
 
     def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
         """Send the load of stages, each with its blocks, that count as loading."""
@@ -164,10 +174,12 @@ class ClusterState:
         pages.give_rest(footprint_of(self.resident(device)).nbytes)
         return pages.capacity
 
-    def resident(self, device: str) -> Iterable[StageWeights]:
-        """Yield the bytes of each loaded or loading stage of a device."""
+    def resident(self, device: str, model: str = "") -> Iterable[StageWeights]:
+        """Yield the bytes of each loaded or loading stage of a device, of one model or of all."""
         stages = self.devices[device].stages
         for stage in {*stages.loaded, *stages.loading}:
+            if model and stage.model != model:
+                continue
             yield StageWeights(self.sizes_of(stages.wanted.get(stage, ())), stages.own_bytes.get(stage, 0))
 
     def weights_of(self, chain: Chain, stage: Stage) -> StageWeights:

@@ -4,7 +4,7 @@
     -> admission again, in rank order
 
 Where the first sequence's model finds no room beside models that running sequences use, all of these give way, so that
-their stages can leave (QL-13).
+their stages can leave (QL-13). Where a cell has one model at a time, they do so for any that is ahead of all of them.
 
 A sequence that gave way waits by its own rank, behind the one that it gave way to, and runs again from its prompt and
 its tokens. One decision is under way at a time: while sequences of the last one still have rows in flight, there is no
@@ -103,6 +103,8 @@ class Evictions:
         ]
         if not running or any(each.waits.doomed or each.waits.paused is not None for each in running):
             return []
+        if self._state.config.order.excludes:  # the head of the queue has changed
+            return running if all(self._may_yield(each, sequence, now) for each in running) else []
         urgent = Urgent(
             sequence.rank.order,
             self._order.shortest(sequence),

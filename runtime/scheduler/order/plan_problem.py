@@ -80,7 +80,7 @@ class _Builder:
     def __init__(
         self, state: ClusterState, order: DeadlineOrder, chains: Mapping[str, Chain], waiting: Sequence[Group]
     ) -> None:
-        self._state, self._order = state, order
+        self._state, self._order, self._alone = state, order, state.config.order.excludes
         loaded = {stage.model for device in state.devices for stage in device.stages.loaded}
         wanted = {group.key.chain for group in waiting}
         some = {version: chain for version, chain in chains.items() if version in wanted or chain.loaded_as in loaded}
@@ -105,6 +105,8 @@ class _Builder:
         for cell, room in zip(self._cells, self._rooms, strict=True):
             names = {name for chain in self._chains if self._at_home(chain, cell) for name in self._names(chain)}
             if room and sum(self._sizes[name] for name in names) > room:
+                return True
+            if self._alone and sum(self._at_home(chain, cell) for chain in self._chains) > 1:
                 return True
         return False
 
@@ -147,6 +149,7 @@ class _Builder:
             tuple(self._numbers[chain.version] for chain in loaded),
             self._busy(running, places),
             tuple(int(ends.get(chain.loaded_as, 0.0) / 1000) for chain in loaded),
+            self._alone,
         )
 
     def _queue_of(self, group: Group) -> int:

@@ -35,11 +35,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from runtime.chains import Chain, Stage
-from runtime.kv.pages import groups_for
 from runtime.policy.residency.eviction import StageWeights, footprint_of, stages_to_unload
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.migration.migration import Moves
+from runtime.scheduler.residency.idle_stages import IdleStages
+from runtime.scheduler.residency.room import across_cell, incoming_weights, room_beside_pages, room_for_weights
 from runtime.scheduler.residency.waiters import InTheWay, OnDevice, RoomWaiter, SwapCounts
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -59,11 +60,11 @@ class Residency:
         self._prefix_cache = prefix_cache
         self._moves = moves
         self.on = state.config.residency == "swap"
+        self._alone = self.on and state.config.order.excludes
         self._waiters: dict[str, RoomWaiter] = {}
         self._places: dict[str, int] | None = None
         self._used: dict[tuple[str, Stage], int] = {}
-        #: Since when stages are idle, as seen on ticks, on devices with a shared budget.
-        self._idle: dict[tuple[str, Stage], int] = {}
+        self._idle = IdleStages()
         self._resting = False  # whether pages wait for a stage that has not been idle for long enough
         self._began: dict[tuple[str, Stage], tuple[int, int]] = {}
         #: When the latest load of each loaded stage ended, and how long it took.
@@ -83,9 +84,10 @@ class Residency:
     def is_closed(self, sequence: ScheduledSequence) -> bool:
         """Return whether a stage of a sequence's chain is about to leave its device.
 
-        In a strict order not for a later sequence: that one waits behind this one, which would wait for it in turn.
+        In a strict order, and where models are alone, not for a later sequence: that one waits behind this one, which
+        would wait for it in turn.
         """
-        strict = self._state.config.order.holds_all
+        strict = self._alone or self._state.config.order.holds_all
         waiters = [each for each in self._waiters.values() if not strict or self._is_before(each, sequence)]
         return any(stage.model == sequence.chain.loaded_as for each in waiters for stage in each.closed)
 
@@ -119,9 +121,12 @@ class Residency:
             self._unload(self._state.devices[name], leaving, now)
         return bool(gone)
 
-    def request_stages(self, sequence: ScheduledSequence, missing: Iterable[tuple[str, Stage]], now: int) -> None:
+    def request_stages(self, sequence: ScheduledSequence, missing: Sequence[tuple[str, Stage]], now: int) -> None:
         """Request the stages that a sequence lacks, after making room for them; where that is impossible, it waits."""
         chain = sequence.chain
+        cleared = [self._gets_room(sequence, *each, now) for each in across_cell(self._state, sequence, missing)]
+        if not all(cleared):
+            return
         for name, stage in missing:
             stages = self._state.devices[name].stages
             if not self.on:
@@ -129,29 +134,26 @@ class Residency:
                 continue
             if stage in stages.loading or stage in stages.refused:
                 continue
-            waiter = self._waiters.get(name)
-            if waiter is not None and self._is_before(waiter, sequence):
-                continue
-            if self._make_room(sequence, name, stage, now):
-                if waiter is not None and waiter.sequence is sequence:
-                    del self._waiters[name]
+            if self._gets_room(sequence, name, stage, now):
                 missed = self._missing(chain, name, stage)
                 if self._state.ask_for(chain, name, stage):
                     self._began[name, stage] = now, missed
 
-    def in_the_way(self, sequence: ScheduledSequence, missing: Iterable[tuple[str, Stage]]) -> InTheWay | None:
+    def in_the_way(self, sequence: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> InTheWay | None:
         """Return what running sequences would have to leave for the stages that a sequence lacks; None for nothing.
 
         That is so where it is the first that waits on those devices.
         """
         found: dict[str, frozenset[Stage]] = {}
         longest = 0
-        for name, stage in missing:
+        for name, stage in across_cell(self._state, sequence, missing) or missing:
             waiter, device = self._waiters.get(name), self._state.devices[name]
             if waiter is None or waiter.sequence is not sequence:
                 continue
-            incoming, resident = self._state.weights_of(sequence.chain, stage), self._resident(device)
+            incoming, resident = incoming_weights(self._state, sequence, stage), self._resident(device)
             gone = {each.stage for each in self._leaving(sequence, device, resident, incoming) or ()}
+            if self._alone:
+                gone &= waiter.closed  # not yet while the run floor holds
             used = frozenset(stage for stage in self._in_use(device) if stage in gone)
             if used:
                 found[name] = used
@@ -177,7 +179,7 @@ class Residency:
         for hop in sequence.path:
             stage = sequence.chain.stage(hop.lo, hop.hi)
             self._used[hop.device, stage] = now
-            self._idle.pop((hop.device, stage), None)
+            self._idle.end(hop.device, stage)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class Residency:
         """Forget a device that has died."""
         self._waiters.pop(device, None)
         self._began = {key: each for key, each in self._began.items() if key[0] != device}
-        self._idle = {key: each for key, each in self._idle.items() if key[0] != device}
+        self._idle.remove_device(device)
         self._loads = {key: each for key, each in self._loads.items() if key[0] != device}
 
     def retry_waiting(self, now: int) -> None:
@@ -210,19 +212,30 @@ class Residency:
         self._resting = False
         for device in self._state.devices.living.values():
             if device.pages.budget:
-                self._note_idle(device, now)
+                self._idle.note(device, self._in_use(device), now)
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
-    def _make_room(self, sequence: ScheduledSequence, name: str, stage: Stage, now: int) -> bool:
+    def _gets_room(self, sequence: ScheduledSequence, name: str, stage: Stage | None, now: int) -> bool:
+        """Make room for a stage, or for none, unless an earlier sequence waits for room there."""
+        waiter = self._waiters.get(name)
+        if (waiter is not None and self._is_before(waiter, sequence)) or not self._make_room(
+            sequence, name, stage, now
+        ):
+            return False
+        if waiter is not None and waiter.sequence is sequence:
+            del self._waiters[name]
+        return True
+
+    def _make_room(self, sequence: ScheduledSequence, name: str, stage: Stage | None, now: int) -> bool:
         """Unload stages until one fits; return False, with nothing unloaded, if too few can leave now."""
         state, device = self._state, self._state.devices[name]
-        if not device.plan.limit:
+        if not device.plan.limit and not self._alone:
             return True
-        incoming = state.weights_of(sequence.chain, stage)
+        incoming = incoming_weights(self._state, sequence, stage)
         resident, place = self._resident(device), self._place_of(sequence)
         overdue = self._overdue(sequence, device, resident, incoming, now)
-        limit = self._limit_beside(sequence, device, stage, grown=not overdue)
+        limit = room_beside_pages(state, sequence, device, stage, grown=not overdue)
         gone = stages_to_unload(resident, incoming, limit, state.config.eviction, place)
         if gone is None:
             self._wait(sequence, device, resident, incoming, now)
@@ -231,8 +244,9 @@ class Residency:
             self._resting = True
             return False
         if gone:
-            self._unload(device, [each.stage for each in gone if each.stage is not None], now, (stage,))
-        while not state.fits(sequence.chain, name, stage) and self._prefix_cache.give_way(name):
+            coming = () if stage is None else (stage,)
+            self._unload(device, [each.stage for each in gone if each.stage is not None], now, coming)
+        while stage is not None and not state.fits(sequence.chain, name, stage) and self._prefix_cache.give_way(name):
             pass
         return True
 
@@ -257,38 +271,13 @@ class Residency:
         expected = (incoming.own + sum(incoming.blocks.values())) / self._rate if self._rate else 0.0
         return wait > 0 and now + wait + expected + order.longest(sequence) <= sequence.rank.order
 
-    def _limit_beside(self, sequence: ScheduledSequence, device: Device, stage: Stage, grown: bool) -> int:
-        """Return the bytes of weights that a device may hold beside pages in use and those that a sequence needs.
-
-        `grown`: beside twice the pages that running sequences have now, as far as these may grow.
-        """
-        pages = device.pages
-        if not pages.budget:
-            return device.plan.limit
-        uses = sequence.chain.uses
-        layers = sum(use.kv_layers for use in uses if stage.lo <= use.lo and use.hi <= stage.hi)
-        needed = pages.used_pages + groups_for(sequence.chain.spec, sequence.tokens + 1) * layers
-        for running in device.passing.here.values() if grown else ():
-            longest = groups_for(running.spec, len(running.request.prompt) + running.place.most)
-            more = max(min(longest - running.pages.groups, running.pages.groups), 0)
-            needed += more * dict(running.place.weights).get(device.name, 0)
-        return min(device.plan.limit, pages.weights_beside(needed))
-
     def _rested(self, device: Device, each: OnDevice, resident: Sequence[OnDevice], now: int) -> bool:
         """Return whether a stage has been idle for long enough to leave for pages."""
         if each.pinned or each.next_use is not None or each.stage is None:
             return False
-        since = self._idle.get((device.name, each.stage))
+        since = self._idle.since(device.name, each.stage)
         rest = footprint_of(other.weights for other in resident if other is not each)
         return since is not None and now - since >= self._patience(rest.missing(each.weights))
-
-    def _note_idle(self, device: Device, now: int) -> None:
-        busy = self._in_use(device)
-        for stage in device.stages.loaded:
-            if stage in busy:
-                self._idle.pop((device.name, stage), None)
-            else:
-                self._idle.setdefault((device.name, stage), now)
 
     def _patience(self, nbytes: int) -> float:
         """Return how long, in ns, a sequence waits for a load of so many bytes before stages in use leave for it."""
@@ -307,7 +296,7 @@ class Residency:
         if waiter is None or waiter.sequence is not sequence:
             return False
         missing = footprint_of(each.weights for each in resident).missing(incoming)
-        return bool(self._state.config.order.floor) or now - waiter.since >= self._patience(missing)
+        return self._alone or bool(self._state.config.order.floor) or now - waiter.since >= self._patience(missing)
 
     def _wait(
         self,
@@ -326,8 +315,12 @@ class Residency:
             self._state.tell.control(now, "stage.wait", "QL-13", device.name, seq=sequence.seq)
         if not self._overdue(sequence, device, resident, incoming, now):
             return
-        order, place = self._state.config.eviction, self._place_of(sequence)
-        if device.pages.budget and stages_to_unload(resident, incoming, device.plan.limit, order, place) is not None:
+        order, place, limit = (
+            self._state.config.eviction,
+            self._place_of(sequence),
+            room_for_weights(self._state, sequence, device, incoming),
+        )
+        if device.pages.budget and stages_to_unload(resident, incoming, limit, order, place) is not None:
             waiter.holds = True  # pages are in the way
             return
         gone = self._leaving(sequence, device, resident, incoming)
@@ -343,9 +336,8 @@ class Residency:
     ) -> list[OnDevice] | None:
         """Return the stages that leave for a sequence's once no running one uses them; None if too few may."""
         able = [each if each.stage in device.stages.loading else replace(each, pinned=False) for each in resident]
-        return stages_to_unload(
-            able, incoming, device.plan.limit, self._state.config.eviction, self._place_of(sequence)
-        )
+        limit = room_for_weights(self._state, sequence, device, incoming)
+        return stages_to_unload(able, incoming, limit, self._state.config.eviction, self._place_of(sequence))
 
     def _resident(self, device: Device) -> list[OnDevice]:
         """Return the loaded and loading stages of a device."""
@@ -411,7 +403,7 @@ class Residency:
         for stage in stages:
             self._used.pop((device.name, stage), None)
             self._loads.pop((device.name, stage), None)
-            self._idle.pop((device.name, stage), None)
+            self._idle.end(device.name, stage)
             self._state.tell.control(now, "stage.unload", "QL-13", device.name, stage=stage.id)
         self.counts.unloads += len(stages)
         for waiter in self._waiters.values():

@@ -209,7 +209,7 @@ class _Insertion:
 
     def _leaving(self, line: _Filling, held: Sequence[int]) -> int:
         """Return how many of these chains, from the first on, leave so that the rest fits; the last one stays."""
-        room, sizes = self._problem.queues[line.number].room, self._problem.sizes
+        room, sizes = self._problem.room_with(line.number, held[-1]), self._problem.sizes
         for gone in range(len(held) - 1):
             if sum(sizes[block] for block in frozenset().union(*(self._blocks[each] for each in held[gone:]))) <= room:
                 return gone

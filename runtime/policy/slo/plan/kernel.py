@@ -56,8 +56,17 @@ def load_times(t: Layout, d: Sequence[int], g: int, orders: Sequence[int], lengt
         w[t.loads + j] = min(time, t.longest)
         held += _add(t, d, m, w)
         w[t.resident_now + m] = 1
-        if held > d[t.room + g]:
-            held = _make_room(t, d, g, m, held, j, w)
+        room = d[t.room + g] if d[t.room + g] >= 0 else _bytes(t, d, m)
+        if held > room:
+            held = _make_room(t, d, room, m, held, j, w)
+
+
+def _bytes(t: Layout, d: Sequence[int], m: int) -> int:
+    """Return the bytes of a chain's blocks."""
+    total = 0
+    for at in range(d[t.first + m], d[t.first + m + 1]):
+        total += d[t.size + d[t.blocks + at]]
+    return total
 
 
 def _add(t: Layout, d: Sequence[int], m: int, w: Cells) -> int:
@@ -82,10 +91,10 @@ def _remove(t: Layout, d: Sequence[int], m: int, w: Cells) -> int:
     return less
 
 
-def _make_room(t: Layout, d: Sequence[int], g: int, incoming: int, held: int, j: int, w: Cells) -> int:
+def _make_room(t: Layout, d: Sequence[int], room: int, incoming: int, held: int, j: int, w: Cells) -> int:
     """Let chains leave before the j-th group until the rest fits; return the bytes held then."""
     count = 0
-    while held > d[t.room + g]:
+    while held > room:
         best = -1
         for m in range(t.chains):
             if w[t.resident_now + m] and m != incoming and (best < 0 or _leaves_before(t, m, best, w)):
@@ -99,7 +108,7 @@ def _make_room(t: Layout, d: Sequence[int], g: int, incoming: int, held: int, j:
     for at in range(count - 1, -1, -1):  # those stay that did not have to leave
         m = w[t.gone + at]
         held += _add(t, d, m, w)
-        if held > d[t.room + g]:
+        if held > room:
             held -= _remove(t, d, m, w)
             w[t.leaves + w[t.upto + j]] = m
             w[t.upto + j] += 1
@@ -353,6 +362,6 @@ def _improves(t: Layout, w: Cells) -> bool:
 
 #: All functions, callees first: in this order they are compiled.
 FUNCTIONS = (
-    _add, _remove, _leaves_before, _make_room, load_times, queue_cost, _improves, _keep, _restore, _save, _place,
-    _judge, _shift, _move, search,
+    _add, _remove, _bytes, _leaves_before, _make_room, load_times, queue_cost, _improves, _keep, _restore, _save,
+    _place, _judge, _shift, _move, search,
 )  # fmt: skip

@@ -21,7 +21,8 @@ def neighbours_decide(problem: Problem) -> bool:
             return False
         for m, blocks in enumerate(chains):
             for other in chains[:m]:
-                if other != blocks and sum(sizes[block] for block in blocks | other) <= queue.room:
+                both = sum(sizes[block] for block in blocks | other)
+                if other != blocks and both <= queue.room and not queue.exclusive:
                     return False
     return True
 

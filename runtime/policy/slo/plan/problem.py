@@ -65,6 +65,7 @@ class PlanQueue:
         busy: Time until it can start the first group: what runs there now.
         ends: By resident chain, the time until what runs of it has ended, as it has to before the chain leaves; none:
             nothing runs.
+        exclusive: Whether one chain is there at a time: all others leave for it, even where there is room for them.
     """
 
     name: str
@@ -72,6 +73,7 @@ class PlanQueue:
     resident: tuple[int, ...] = ()
     busy: Spread = Spread(0)
     ends: tuple[int, ...] = ()
+    exclusive: bool = False
 
     def __post_init__(self) -> None:
         if self.ends and len(self.ends) != len(self.resident):
@@ -141,8 +143,14 @@ class Problem:
 
     def runs(self, queue: int, chain: int) -> bool:
         """Return whether a queue can run a chain: it is fast enough, and holds the weights."""
-        fits = sum(self.sizes[block] for block in set(self.chains[chain])) <= self.queues[queue].room
-        return fits and self.rates[queue].slowness[chain] > 0
+        return self._bytes(chain) <= self.queues[queue].room and self.rates[queue].slowness[chain] > 0
+
+    def room_with(self, queue: int, chain: int) -> int:
+        """Return the bytes of weights that a queue holds while it has a chain; its own where it is exclusive."""
+        return self._bytes(chain) if self.queues[queue].exclusive else self.queues[queue].room
+
+    def _bytes(self, chain: int) -> int:
+        return sum(self.sizes[block] for block in set(self.chains[chain]))
 
     @property
     def spare(self) -> int:

@@ -36,7 +36,7 @@ class Layout(NamedTuple):
         rate: (g): rate class.
         busy: (g, s).
         runs: (g, m): 1 where the queue can run the chain.
-        room, load_us, cold_us, warm_us, keeps: (g).
+        room, load_us, cold_us, warm_us, keeps: (g). `room` is -1 for a queue with one chain at a time.
         resident: (g, m), `warm`: (g, b): 0 or 1.
         ends: (g, m): time until what runs of the chain now has ended.
         first, blocks: The blocks of chain m are `blocks[first[m]:first[m + 1]]`.
@@ -158,7 +158,7 @@ def tables_of(problem: Problem) -> Tables:
         "rate": [speeds.index(each.slowness) for each in problem.rates],
         "busy": busy.ravel().tolist(),
         "runs": [int(problem.runs(queue, chain)) for queue in range(len(queues)) for chain in chains],
-        "room": [each.room for each in queues],
+        "room": [-1 if each.exclusive else each.room for each in queues],
         "load_us": [each.load_us for each in problem.rates],
         "cold_us": [each.cold_us for each in problem.rates],
         "warm_us": [each.warm_us for each in problem.rates],
