@@ -18,6 +18,8 @@ Contract:
   load if that is longer; so do all of its chain together, whichever is the first. Then stages in use are closed,
   furthest next use first: they take no new sequences, and leave when those on them have ended. Meanwhile no later
   sequence loads anything on that device, so none starves.
+- Where a cell has one model at a time (`OrderConfig.exclusive`), stages of other models do not fit beside it at all,
+  and leave all devices of the cell before any of its stages is loaded.
 - Where groups run in a planned order, the first one does not wait: that it is the first is the plan's decision, and the
   run floor keeps models from taking turns too often.
 

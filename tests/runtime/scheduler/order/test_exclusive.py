@@ -9,6 +9,7 @@ import pytest
 
 from runtime.config import ClusterConfig, ControlConfig, OrderConfig
 from runtime.engine.fakes.integer_model import counting_model
+from runtime.scheduler.order.plan_problem import planning_of
 from tests.runtime.scheduler.order.test_planning import Planned, finished, interleave, swapping
 from tests.runtime.scheduler.residency.test_swapping import Swapping
 from tests.runtime.scheduler.virtual_cluster import MS
@@ -39,6 +40,17 @@ def test_a_model_leaves_though_there_is_room_for_two(exclusive: bool, most: int)
     interleave(made)
     finished(made)
     assert max(made.most.values()) == most
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_models_that_fit_together_are_planned_as_if_they_did_not(exclusive: bool) -> None:
+    made = swapping(limit=TWO, models=2, exclusive=exclusive)
+    interleave(made, models=2)
+    made.run(until=30 * MS)
+    state, order = made.scheduler._state, made.scheduler.order
+    assert order is not None
+    found = planning_of(state, order, 0, made.now)
+    assert [queue.exclusive for queue in found.problem.queues] == [True] if found is not None else not exclusive
 
 
 @pytest.mark.parametrize("exclusive", [True, False])

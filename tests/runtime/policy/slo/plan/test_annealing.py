@@ -56,6 +56,14 @@ def test_insertion_puts_groups_of_one_model_together() -> None:
     assert evaluate(made, insert_all(made)) < evaluate(made, by_deadline(made))
 
 
+def test_insertion_knows_that_one_model_is_there_at_a_time() -> None:
+    """The last group is on time behind the other model's only where its own is still there."""
+    groups = [group(0, 0, due=1500_000), group(1, 1, due=4500_000), group(2, 0, due=6 * SECOND)]
+    both = {alone: PlanQueue("q", 2048 * MIB, (0,), exclusive=alone) for alone in (False, True)}
+    found = {alone: insert_all(problem(groups, queues=(queue,))) for alone, queue in both.items()}
+    assert found == {False: ((0, 1, 2),), True: ((0, 2, 1),)}
+
+
 def test_insertion_loads_for_an_urgent_group_first() -> None:
     made = problem([group(0, 0), group(1, 0), group(2, 1, due=4 * SECOND)])
     assert insert_all(made) == ((2, 0, 1),)
