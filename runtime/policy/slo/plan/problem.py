@@ -65,7 +65,7 @@ class PlanQueue:
         busy: Time until it can start the first group: what runs there now.
         ends: By resident chain, the time until what runs of it has ended, as it has to before the chain leaves; none:
             nothing runs.
-        exclusive: Whether one chain is there at a time: all others leave for it, even where there is room for them.
+        exclusive: Whether one chain is there at a time: all other ones leave for it, even where there is room for them.
     """
 
     name: str
