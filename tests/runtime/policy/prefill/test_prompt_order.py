@@ -63,6 +63,7 @@ def test_equal_prompts_run_by_arrival(order: PromptOrder) -> None:
 def test_priorities_come_before_lengths() -> None:
     raw = [PromptJob("long", 900, -1), PromptJob("short", 3), PromptJob("late", 5, -1), PromptJob("last", 1, 2)]
     assert next_window(raw, 3, "sjf") == ("late", "long", "short")
+    assert next_window(raw, 2, "fcfs") == ("long", "late"), "a window has the most urgent ones, not the first ones"
 
 
 def test_a_chunk_takes_all_tokens_once_and_is_full_while_tokens_are_left() -> None:

@@ -80,6 +80,14 @@ def test_a_long_prompt_waits_for_its_own_window_only() -> None:
     assert max(at for at, seq in enumerate(found) if seq == "s0") < found.index("s20")
 
 
+def test_a_window_is_sorted_when_the_one_before_it_has_nearly_run() -> None:
+    """A short prompt that comes while the first window runs is the first of the second one."""
+    made = cluster(window=4, chunk=32)
+    ask(made, [30] * 4 + [40] * 3, at=20 * MS)
+    made.ask(request("s7", [1] * 8, max_tokens=1, ignore_eos=True), at=21 * MS)
+    assert list(dict.fromkeys(seq for chunk in chunks(made) for seq, _ in chunk))[4:] == ["s7", "s4", "s5", "s6"]
+
+
 def test_as_many_chunks_as_hops_are_under_way() -> None:
     made, most = cluster("fcfs", chunk=16, devices=2), 0
 
