@@ -250,6 +250,11 @@ Dispatching = Literal["placed", "broadcast"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 
 
+#: What a device runs (TI-04): prompts, and contexts that are computed again (`prefill`), tokens behind them (`decode`),
+#: or everything.
+RoleName = Literal["both", "prefill", "decode"]
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """Configure the scheduler of a cluster.
@@ -288,6 +293,8 @@ class ClusterConfig:
         prefill_window: Prompts that are sorted at a time, so that none waits behind all later ones (TI-07).
         background_share: By which share an answer may take longer for background sequences, the lines of batches, in
             the same steps (`policy.slo.background`); 0: they run as any sequence does.
+        roles: What devices run, by their names; any other device runs everything. A sequence with a context computed
+            on a device that does not decode is handed off to one that does (TI-15).
     """
 
     devices: int = 1
@@ -319,10 +326,15 @@ class ClusterConfig:
     prefill_order: PrefillOrder = "off"
     prefill_window: int = 16
     background_share: float = 0.0
+    roles: tuple[tuple[str, RoleName], ...] = ()
 
     def __post_init__(self) -> None:
         if self.prefill_order not in get_args(PrefillOrder):
             raise ValueError(f"prefill_order must be one of {', '.join(get_args(PrefillOrder))}")
+        if any(role not in get_args(RoleName) for _, role in self.roles):
+            raise ValueError(f"a role is one of {', '.join(get_args(RoleName))}")
+        if self.roles and (why := self.without_roles) is not None:
+            raise ValueError(why)
         if self.routing not in get_args(Routing):
             raise ValueError(f"routing must be one of {', '.join(get_args(Routing))}")
         if self.dispatch not in get_args(Dispatching) or self.broadcast_fanout < 2:
@@ -360,6 +372,17 @@ class ClusterConfig:
             raise ValueError("a cluster's numbers must be at least 1, its watermark in [0, 1)")
         if self.placement not in get_args(Placement):
             raise ValueError(f"placement must be one of {', '.join(get_args(Placement))}")
+
+    @property
+    def without_roles(self) -> str | None:
+        """Why devices cannot have roles with these settings; None if they can."""
+        if self.speculation.mode != "off":
+            return "roles and speculation exclude each other: a predicted hop would decode where its prompt ran"
+        if self.dispatch != "placed":
+            return "roles need hops that the scheduler places (dispatch): agents offer them to any device"
+        if self.order.plan not in ("off", "fcfs"):
+            return f"roles and plan {self.order.plan} exclude each other: its forecasts know one device per sequence"
+        return None
 
 
 #: How the dense executor fills its slots: the four methods that the paper compares (Baton, section 5.1).

@@ -168,7 +168,7 @@ ROUTES: Mapping[str, Said] = {
         """{"models": [{"name", "kind", "base", "family", "params", "blocks", "bytes", "bytes_own", …, "loaded"}]}"""
     ),
     "GET /zoo/state": Said(
-        """{"agents": [{"id", "pid", "device", "alive", """
+        """{"agents": [{"id", "pid", "device", "alive", "role": "both" | "prefill" | "decode", """
         """"instances": [{"block", "queue", "batch", "batch_limit"}], "pages"}], """
         """"models": [{"name", "running", "waiting", …}], "running", """
         """"waiting", "draining", "counters", "memory", "cluster", "queue": {"waiting", "running", "dead"}}"""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cli.shared.declared import check_choices
 from cli.shared.sizes import size_of
+from runtime.config import RoleName
+from runtime.policy.roles.role import ROLES
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ def check_values(options: ServeOptions) -> None:
     check_choices(options)
     _check_memory(options)
     _check_agents(options)
+    _check_roles(options)
     _check_pool(options)
     _check_chunks(options)
     _check_adaptive(options)
@@ -49,6 +52,31 @@ def _check_agents(options: ServeOptions) -> None:
             "the dense executor runs whole chains, whose K and V stay on one device: leave --agents 1 and --backend "
             "inline"
         )
+
+
+def roles_of(options: ServeOptions) -> tuple[tuple[str, RoleName], ...]:
+    """Return the role of each agent by its name; none where every agent runs everything."""
+    names = _role_names(options)
+    return tuple((f"agent-{number}", cast(RoleName, name)) for number, name in enumerate(names))
+
+
+def _check_roles(options: ServeOptions) -> None:
+    """Raise InputError for roles that are none, that are not one per agent, or that leave a phase out."""
+    names = _role_names(options)
+    if not names or options.agents == 1:  # one device: the option is refused because it would have no effect
+        return
+    if unknown := [name for name in names if name not in ROLES]:
+        raise InputError(f"--roles: {unknown[0]!r} is no role; they are {', '.join(ROLES)}")
+    if len(names) != options.agents:
+        raise InputError(f"--roles names {len(names)} roles for {options.agents} agents: give one for each")
+    if not any(ROLES[name].prompts for name in names):
+        raise InputError("--roles leaves no agent for prompts: give one prefill, or both")
+    if not any(ROLES[name].decodes for name in names):
+        raise InputError("--roles leaves no agent that decodes: give one decode, or both")
+
+
+def _role_names(options: ServeOptions) -> list[str]:
+    return [name.strip() for name in options.roles.split(",")] if options.roles else []
 
 
 def _check_pool(options: ServeOptions) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from cli.serving.checks import check_values
+from cli.serving.checks import check_values, roles_of
 from cli.serving.decided import DENSE, SET_BY_OPTIONS
 from cli.serving.memory import pool_bytes, shared_memory, weights_limit
 from cli.serving.needs import require_effects
@@ -177,6 +177,10 @@ class ServeOptions:
         choices=("auto", "inline", "local", "threads", "process", "processes", "ray"),
         help="Where agents run: in processes, threads, or Ray actors; inline or local: one, in the scheduler's thread. "
              "auto: inline for one device, else processes.")
+    roles: str | None = option(None, group="Cluster", needs=["several devices"], shown="both for each",
+        help="What each agent runs, separated by commas: prompts (prefill), the tokens behind them (decode), or "
+             "everything (both). After its first token a request's K and V go from an agent for prompts to one that "
+             "decodes. Every model is loaded on agents of both kinds, and stays there.")
     placement: str = option(SHIPPED_CLUSTER.placement, group="Cluster", needs=["several devices"],
         choices=("auto", "replicate", "partition", "on-demand", "eager"),
         help="Where blocks are first placed: copies of all chains (replicate), one copy cut over all devices "
@@ -264,7 +268,7 @@ class ServeOptions:
     @property
     def on_demand(self) -> bool:
         """Whether models are served once a request names them: where memory is limited, and no models are named."""
-        swaps = self.residency == "swap" and self.weights_limit > 0
+        swaps = self.residency == "swap" and self.weights_limit > 0 and not self.roles
         return swaps and not (self.models or self.early_exit or self.serve_deltas or self.executor == "dense")
 
     def settled(self) -> ServeOptions:
@@ -322,7 +326,8 @@ class ServeOptions:
             speculation=_built(replace, self.speculation_limits, mode=self.speculation, lane=self.speculation_lane),
             prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block, routing=self.routing,
             control=_built(replace, self.control, rebalance=self.rebalance), dispatch=self.dispatch,
-            residency=self.residency, eviction=self.eviction, shared_prompt_bytes=size_of(self.shared_prompts),
+            residency="fixed" if self.roles else self.residency, eviction=self.eviction, roles=roles_of(self),
+            shared_prompt_bytes=size_of(self.shared_prompts),
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
             prefill_order=self.prefill_order, prefill_window=self.prefill_window,
             background_share=0.0 if self.queue == "off" else self.batches.interactive_share,
@@ -361,6 +366,8 @@ def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:
     options = read_options(ServeOptions, file, given)
     check_values(options)
     options.agent()  # raises for limits that no step can have
+    if options.roles:
+        options.cluster()  # raises for options that roles exclude
     require_effects(options)
     return options
 

@@ -93,6 +93,11 @@ class AgentCounters:
     copied: int = _shown("blockzoo:migration_copied_tokens", "Tokens whose K and V migrations copied.")
     recomputed: int = _shown("blockzoo:migration_recomputed_tokens", "Tokens whose K and V migrations recomputed.")
     moved_bytes: int = _shown("blockzoo:migration_bytes", "Bytes of K and V that migrations sent.")
+    # Hand-offs from devices for prompts to devices that decode (TI-15); they count as migrations, too.
+    handoffs: int = _shown("blockzoo:handoffs", "Sequences handed off to devices that decode.")
+    handoffs_aborted: int = _shown("blockzoo:handoffs_aborted", "Hand-offs that were given up.")
+    handoff_bytes: int = _shown("blockzoo:handoff_bytes", "Bytes of K and V that hand-offs sent.")
+    handoff_ns: int = _shown("blockzoo:handoff_seconds", "Duration of hand-offs, from request to commit.", per=1e9)
     # K and V of sequences that gave way, in host memory (QL-10).
     swapped_out: int = _shown("blockzoo:swapped_out", "Sequences that gave way, with K and V kept in host memory.")
     swapped_in: int = _shown("blockzoo:swapped_in", "Sequences whose K and V came back from host memory.")

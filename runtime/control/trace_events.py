@@ -18,6 +18,9 @@ from runtime.policy.routing.variants import Dispatch
 from runtime.tracing.sink import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
 
+#: Phases of a request where devices have roles.
+RequestPhase = Literal["queued", "prefill", "transfer", "decode", "done"]
+
 
 @dataclass(frozen=True, slots=True)
 class MoveDetails:
@@ -114,6 +117,7 @@ class TraceEvents:
         move: MoveDetails,
         last: MigrationReady | None,
         why: str | None,
+        cause: str = "BL-16",
     ) -> None:
         """Record that a migration starts, is given up, or succeeds.
 
@@ -127,7 +131,7 @@ class TraceEvents:
 
         def emit(event: str, nbytes: int | None, n: int | None, extra: dict[str, Any]) -> None:
             told = TraceEvent(
-                now, event, request.request, seq, dev=target, n=n, bytes=nbytes, cause="BL-16", extra=where | extra
+                now, event, request.request, seq, dev=target, n=n, bytes=nbytes, cause=cause, extra=where | extra
             )
             if self._sink is not None:
                 self._sink.emit(told)
@@ -157,6 +161,10 @@ class TraceEvents:
             None,
             {"met": met_at(last.recomputed), "copied": last.copied, "recomputed": last.recomputed},
         )
+
+    def phase(self, now: int, request: SequenceRequest, phase: RequestPhase, devices: Collection[str] = ()) -> None:
+        """Record what happens to a sequence from now on, and on which devices, where these have roles (TI-01)."""
+        self._emit(now, "phase", request, n=len(devices), cause="TI-01", phase=phase, at=sorted(devices))
 
     def speculation(
         self, now: int, event: str, request: SequenceRequest, device: str, tokens: int, where: dict[str, Any]

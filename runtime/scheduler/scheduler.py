@@ -21,12 +21,11 @@ It handles no tensors, clocks, transports or text. Its parts: `admission`, `deco
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 from runtime.chains import Block, Chain, Surrogate
 from runtime.config import ClusterConfig
-from runtime.control.counters import AgentState, Counters, block_loads, model_loads
+from runtime.control.counters import AgentState, Counters
 from runtime.control.scheduler_io import (
     AbortSequence,
     AddRequest,
@@ -66,6 +65,8 @@ from runtime.scheduler.controllers.controller import Controller
 from runtime.scheduler.decode.rows import DecodeLoop
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.devices.events import DeviceEvents
+from runtime.scheduler.devices.roles import DeviceRoles
+from runtime.scheduler.handoff.handoffs import Handoffs
 from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.shared_prompts import SharedPrompts
@@ -74,6 +75,7 @@ from runtime.scheduler.migration.migration import Moves
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.observe.measured_times import MeasuredTimes
+from runtime.scheduler.observe.totals import state_of
 from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.order.ordering import OrderParts, cells_by, deadline_order
 from runtime.scheduler.outbox import CommandOutbox
@@ -87,7 +89,7 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.speculation.speculation import Speculation
 from runtime.scheduler.state import ClusterState
 from runtime.tracing.sink import TraceSink
-from runtime.types import ModelSpec, PageCounts
+from runtime.types import ModelSpec
 
 
 class Scheduler:
@@ -107,7 +109,7 @@ class Scheduler:
         self, chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig, trace: TraceSink | None = None,
         surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}), adaptation: VariantChoice | None = None,
     ) -> None:  # fmt: skip
-        devices, adaptation = Devices(), adaptation or VariantChoice()
+        devices, adaptation = Devices(DeviceRoles(config.roles)), adaptation or VariantChoice()
         placed = BlockMap(blocks, config, devices)
         used, tell = UsedPaths(placed), TraceEvents(trace, "scheduler")
         times = MeasuredTimes(config.control, adaptation.profiles, tell)
@@ -128,8 +130,10 @@ class Scheduler:
         self._updates = ModelUpdates(self._state, self._prefix_cache)
         self._updates.know(adaptation.variants)
         self.speculation = Speculation(self._state, surrogates)
-        moves = Moves(self._state)
-        hooks = Hooks(predict=self.speculation.plan, offer=Candidates(self._state).hop_candidates, leaving=moves.cancel)
+        self._moves = moves = Moves(self._state)
+        hooks = Hooks(
+            predict=self.speculation.plan, offer=Candidates(self._state).hop_candidates, leaving=self._leaving
+        )
         self._seating = SequenceLifecycle(self._state, self._prefix_cache, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
@@ -139,7 +143,9 @@ class Scheduler:
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
         self._admission = Admission(self._state, self._seating, chooser, self.residency, self._order)
         self.migrations = Migrations(self._state, self._seating, moves)
-        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, self.migrations.at_rest)
+        self._handoffs = Handoffs(self._state, self._seating, self.migrations)
+        on_rest, on_context = self.migrations.at_rest, self._handoffs.begin
+        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, on_rest, on_context)
         parts = (self._state, self._seating, self._admission, self.migrations, self._updates, self.offers)
         self._fleet = DeviceEvents(*parts)
         self.control = Controller(self._state, self.migrations, self._prefix_cache)
@@ -225,6 +231,9 @@ class Scheduler:
         self._issue(now)
         if state.starved:
             self._rows.feed(now)
+        if self._handoffs.due:
+            self._handoffs.look(now)
+            self._issue(now)
         if state.changed:
             state.changed = False
             self._updates.go_on(now)
@@ -240,6 +249,10 @@ class Scheduler:
         self._rows.go_on_all(ready, now)
         if self._state.ready:  # a migration was committed or aborted
             self._issue(now)
+
+    def _leaving(self, sequence: ScheduledSequence) -> None:
+        self._moves.cancel(sequence)
+        self._handoffs.remove_sequence(sequence)
 
     def _abort(self, seq: str, now: int) -> None:
         if (sequence := self._state.sequences.get(seq)) is not None:
@@ -321,28 +334,7 @@ class Scheduler:
 
     def state(self) -> AgentState:
         """Return the state of all devices together, in the form of one agent's state."""
-        state = self._state
-        models = model_loads(
-            self.models(), (m.spec.name for m in state.running.values()), (m.spec.name for m in state.waiting)
-        )
-        instances = block_loads(self.models(), models, state.config.max_num_seqs)
-        alive = [device for device in state.devices if device.alive]
-        capacity, used = sum(device.pages.capacity for device in alive), sum(device.pages.used for device in alive)
-        pages = PageCounts(capacity, capacity - used, used)
-        moved, swapped = self.migrations.counts(), self.residency.counts
-        counters = replace(
-            state.counters.snapshot(),
-            moves=moved.committed,
-            moves_aborted=moved.aborted,
-            copied=moved.copied,
-            recomputed=moved.recomputed,
-            moved_bytes=moved.nbytes,
-            stage_loads=swapped.loads,
-            stage_unloads=swapped.unloads,
-            loaded_bytes=swapped.loaded_bytes,
-            load_ns=swapped.load_ns,
-        )
-        return AgentState(len(state.running), len(state.waiting), pages, models, instances, counters)
+        return state_of(self._state, self.migrations.counts(), self.residency.counts)
 
     @property
     def prefix_cache(self) -> PrefixCache:

@@ -216,5 +216,6 @@ class ClusterState:
                 and not sequence.waits.held
                 and sequence.waits.paused is None
                 and not sequence.waits.skipped
+                and not sequence.waits.handoff
             ):
                 raise RuntimeError(f"{sequence.seq} neither runs a row nor waits for pages")

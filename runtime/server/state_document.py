@@ -47,6 +47,7 @@ def _queue(service: Service, planned: Mapping[str, Any] | None) -> dict[str, Any
 def _alone(service: Service, state: AgentState) -> dict[str, Any]:
     return {
         "id": "0",
+        "role": "both",
         "pid": os.getpid(),
         "device": service.driver.device,
         "alive": service.driver.alive,
@@ -74,6 +75,7 @@ def _agents(cluster: Mapping[str, Any], totals: Mapping[str, Any]) -> list[dict[
         {
             **only,
             "id": each["device"],
+            "role": each["role"],
             "pid": each["pid"] or None,
             "device": each["device"],
             "alive": each["alive"],

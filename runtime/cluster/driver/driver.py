@@ -163,8 +163,8 @@ class ClusterDriver(BaseDriver):
         return self.serve(self._describe(name))
 
     def require_loaded(self) -> None:
-        """Raise NotServable if a device could not load its part of a model."""
-        for why in self.view.refused().values():
+        """Raise NotServable if a device could not load its part of a model, or roles leave a model without a phase."""
+        for why in (*self.view.refused().values(), *self.view.split().values()):
             raise NotServable(why)
 
     def serve(self, event: ServeModel, timeout: float = 600.0) -> ModelSpec:

@@ -73,6 +73,14 @@ class ClusterView:
                 for stage, refusal in device.stages.refusals.items()
             }
 
+    def split(self) -> Mapping[str, str]:
+        """Return the models that devices with roles cannot hold for both phases, with the reason."""
+        with self._changed:
+            scheduler = self._scheduler
+            apart, chains = scheduler.devices.roles.apart, scheduler.chains()
+            reasons = {chain.model: scheduler.block_map.why_not(chain) for chain in chains if apart}
+        return {model: why for model, why in reasons.items() if why is not None}
+
     def snapshot(self) -> Mapping[str, Any]:
         """Return devices, instances, chains and migrations (`scheduler.observe.snapshot`)."""
         with self._changed:

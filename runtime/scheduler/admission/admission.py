@@ -21,8 +21,8 @@ from runtime.kv.pages import groups_for
 from runtime.policy.routing.latency import Latency
 from runtime.policy.routing.paths import path_cost
 from runtime.scheduler.admission.bounding import Bounding
+from runtime.scheduler.admission.idle_instances import IdleInstances
 from runtime.scheduler.admission.variant_choice import VariantChooser
-from runtime.scheduler.controllers.actions import holders
 from runtime.scheduler.kv.prefix_index import PrefixMatch
 from runtime.scheduler.placement.block_map import blocks_of
 from runtime.scheduler.residency.residency import Residency
@@ -31,9 +31,6 @@ from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 from runtime.types import SequenceRequest
-
-#: Least time in ns between two searches for idle instances of one chain; loading one takes far longer.
-_LOOKED = 50_000_000
 
 
 class Admission:
@@ -56,8 +53,7 @@ class Admission:
         self._adaptive = adaptive
         self._order = order
         self._arrivals = 0
-        #: By version of a chain: time in ns of the latest search for idle instances of it.
-        self._looked: dict[str, int] = {}
+        self._idle = IdleInstances(state)
 
     def arrive(self, request: SequenceRequest, now: int) -> None:
         """Add a request to the waiting queue, or refuse it. Raises ValueError if its name is in use."""
@@ -87,6 +83,8 @@ class Admission:
         state.users[chain.loaded_as] += 1
         state.waiting.add(sequence)
         state.changed = True
+        if state.devices.roles.apart:
+            state.tell.phase(now, request, "queued")
         if self._order is not None:
             self._order.forecast(sequence, now)
 
@@ -152,9 +150,11 @@ class Admission:
         )
 
     def _within(self, sequence: ScheduledSequence) -> frozenset[str] | None:
-        """Return the devices of a waiting sequence's cell; None where it may run on all."""
+        """Return the devices that a waiting sequence may run on: its cell, or those for prompts; None for all."""
         cells = self._state.cells
-        return None if cells is None else cells.devices_of(sequence)
+        if cells is not None and (cell := cells.devices_of(sequence)) is not None:
+            return cell
+        return self._state.router.within(sequence.chain, "prompts")
 
     def turn_away(self, now: int) -> None:
         """End all waiting sequences of chains that the cluster cannot hold."""
@@ -185,7 +185,13 @@ class Admission:
         """
         state, within = self._state, self._within(sequence)
         devices = {hop.device for hop in path}
-        if devices & full or not devices <= (within or devices) or not state.router.allows(sequence.chain, path):
+        # With roles, only a context that has still to be computed needs devices for prompts.
+        decodes = state.devices.roles.apart and sequence.swapped is not None and sequence.swapped.phase == "decode"
+        if not devices <= (within or devices) and not (
+            decodes and state.router.admits(sequence.chain, path, "decodes")
+        ):
+            return False
+        if devices & full or not state.router.allows(sequence.chain, path):
             return False
         route = state.router.along(sequence.chain, path)
         alone = not self._may_share(sequence) or any(state.devices[name].copies for name in devices)
@@ -280,7 +286,7 @@ class Admission:
                 self._order.block_load(
                     sequence, partial(self._residency.in_the_way, sequence, missing), self._residency.close
                 )
-            self._warm(sequence.chain, route, now)
+            self._idle.load(sequence.chain, route, now)
             # While these load, it may run on a path with all stages loaded.
             other = router.route(
                 sequence.chain,
@@ -323,20 +329,6 @@ class Admission:
             sequence.chain, self._state.devices.loads, groups=sequence.longest, within=self._within(sequence)
         )
         return route is not None and self._let_in(sequence, route, full, now)
-
-    def _warm(self, chain: Chain, route: Route, now: int) -> None:
-        """Load idle instances of a chain on other devices while several of its sequences wait for the first load."""
-        state = self._state
-        if state.waiting.count(chain.version) < 2 or now - self._looked.get(chain.version, -_LOOKED) < _LOOKED:
-            return
-        self._looked = {version: at for version, at in self._looked.items() if now - at < _LOOKED} | {
-            chain.version: now
-        }
-        for device in holders(state, [use.block for use in chain.uses]):
-            if not device.passing.count and not device.stages.loading and device.name not in route.devices:
-                path = state.router.hops(chain, (device.name,) * len(chain.uses))
-                for name, stage in state.router.missing(chain, path):
-                    state.ask_for(chain, name, stage)
 
     def _hopeless(self, sequence: ScheduledSequence, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
         """Return why a route can never run a sequence (a refused stage, a device with too few pages), or None."""

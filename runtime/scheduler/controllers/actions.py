@@ -329,12 +329,16 @@ def runs(sequence: ScheduledSequence, device: str, blocks: Collection[str]) -> I
 
 def elsewhere(state: ClusterState, chain: Chain, part: range, source: str) -> Device | None:
     """Return the living device with the fewest sequences that keeps all these blocks, without `source`; or None."""
-    fitting = (device for device in holders(state, [chain.uses[at].block for at in part]) if device.name != source)
+    blocks = [chain.uses[at].block for at in part]
+    fitting = (device for device in holders(state, blocks, source) if device.name != source)
     return min(fitting, key=lambda device: (device.passing.count, device.pages.used), default=None)
 
 
-def holders(state: ClusterState, blocks: Collection[str]) -> list[Device]:
-    """Return living devices that keep all these blocks; of very many a few, different ones each time."""
+def holders(state: ClusterState, blocks: Collection[str], source: str = "") -> list[Device]:
+    """Return living devices that keep all these blocks; of very many a few, different ones each time.
+
+    `source`: where sequences come from; only devices that run all of its phases.
+    """
     placed, devices = state.block_map, state.devices
     lists = [placed.instances.get(block, ()) for block in dict.fromkeys(blocks)]
     shortest = min(lists, key=len, default=())
@@ -343,7 +347,8 @@ def holders(state: ClusterState, blocks: Collection[str]) -> list[Device]:
     first = state.router.turn() % len(shortest) if len(shortest) > _FEW else 0
     for at in range(len(shortest)):
         device = devices[shortest[(first + at) % len(shortest)]]
-        if device.alive and device.name not in going and device.plan.blocks.issuperset(blocks):
+        runs_them = not source or state.devices.roles[device.name].covers(state.devices.roles[source])
+        if device.alive and runs_them and device.name not in going and device.plan.blocks.issuperset(blocks):
             found.append(device)
             if len(found) == _FEW:
                 break

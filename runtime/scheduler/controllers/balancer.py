@@ -47,7 +47,7 @@ class Balancer:
 
     def _lighten(self, device: Device, part: ChainPart, now: int) -> None:
         """Move sequences to the least busy device, half the difference of the two."""
-        others = [each for each in holders(self._state, part.blocks) if each is not device]
+        others = [each for each in holders(self._state, part.blocks, device.name) if each is not device]
         target = min(others, key=lambda each: (each.passing.count, each.pages.used), default=None)
         if target is None or device.passing.count - target.passing.count <= self._margin:
             return

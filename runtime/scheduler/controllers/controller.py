@@ -6,7 +6,8 @@
     balancer    move sequences off devices that are busier             BL-19, Figure 24
 
 Contract: `tick` is called once per period of the driver. Each mechanism is a switch in `ControlConfig`; with all off
-nothing happens here. Nothing costs anything per token, and a tick's cost grows with devices, not with sequences.
+nothing happens here. While devices have roles, instances stay where they are. Nothing costs anything per token, and a
+tick's cost grows with devices, not with sequences.
 `migration` carries out migrations, `controllers.actions` orders them.
 """
 
@@ -47,13 +48,14 @@ class Controller:
         if not self._state.placed:
             return
         self.pauses.look(now)
+        apart = self._state.devices.roles.apart
         if now >= self._next:
             self._next = now + self._config.interval_ms * _MS
             self.traffic.gather(_PATHS)
-            if self._config.scaling:
+            if self._config.scaling and not apart:
                 self._scaler.look(now)
             self._balancer.look(now)
-        rearranging = self._config.rearranging and self._config.locality
+        rearranging = self._config.rearranging and self._config.locality and not apart
         if self._is_over(now):
             self.traffic.turn()
             if rearranging:

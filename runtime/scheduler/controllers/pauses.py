@@ -85,7 +85,7 @@ class Pauses:
         """Return a device that would have a smaller share of its memory in use even with these pages, or None."""
         others = [
             each
-            for each in holders(self._state, blocks)
+            for each in holders(self._state, blocks, source.name)
             if each is not source and each.pages.capacity - each.pages.used_pages >= pages
         ]
         found = min(others, key=lambda each: (each.pages.share, each.passing.count), default=None)

@@ -27,7 +27,9 @@ from runtime.types import FinishReason, PromptLogprobs, Sampled, TokenEvent
 class DecodeLoop:
     """Process results of rows and issue the next ones.
 
-    `on_rest`: called with a sequence that is in a migration, before its next row is issued.
+    Args:
+        on_rest: Called with a sequence that is in a migration, before its next row is issued.
+        on_context: Called with a sequence with a computed context, behind its first token, where roles are apart.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class DecodeLoop:
         speculation: Speculation,
         residency: Residency,
         on_rest: Callable[[ScheduledSequence, int], None],
+        on_context: Callable[[ScheduledSequence, int], None],
     ) -> None:
         self._state = state
         self._seating = seating
@@ -48,6 +51,7 @@ class DecodeLoop:
             None if config.prefill_order == "off"
             else PromptQueues(state, config.prefill_order, config.prefill_window, self._issue_part)
         )  # fmt: skip
+        self._on_context = on_context
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -192,6 +196,7 @@ class DecodeLoop:
             if (first_ms := sequence.request.ttft_slo_ms) is not None:
                 counters.count_objective(now <= sequence.request.arrival + first_ms * 1_000_000)
         fresh = sequence.computed + 1 - sequence.tokens  # more than one only with a decode credit
+        whole = sequence.phase != "decode"
         sequence.phase = "decode"
         counters.generated_tokens += fresh
         for one in earlier:
@@ -206,6 +211,8 @@ class DecodeLoop:
         if self._state.order is not None:
             self._state.order.record_first_token(sequence, now)
         self._emit(sequence, sampled, told, now)
+        if whole and self._state.devices.roles.apart and sequence.path:
+            self._on_context(sequence, now)
 
     def _emit(
         self, sequence: ScheduledSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int
@@ -277,7 +284,7 @@ class DecodeLoop:
         starved = self._state.starved
         if sequence.waits.doomed:
             self._seating.preempt(sequence, now)
-        elif sequence.waits.paused is not None or sequence.waits.skipped:
+        elif sequence.waits.paused is not None or sequence.waits.skipped or sequence.waits.handoff:
             return
         elif self.prompts is not None and sequence.phase != "decode":
             self.prompts.add(sequence)

@@ -14,7 +14,7 @@ Contract:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -56,14 +56,14 @@ class StallDetector:
     def look(
         self,
         here: Callable[[str], Iterable[ScheduledSequence]],
-        target: Callable[[ScheduledSequence], str | None],
+        targets: Callable[[ScheduledSequence], Sequence[str]],
         now: int,
     ) -> list[ScheduledSequence]:
         """Return the sequences that have waited longer than the limit.
 
         Args:
             here: Returns the sequences with a path over a device.
-            target: Returns the destination of a sequence's migration, None if it is in none.
+            targets: Returns the destinations of a sequence's migration.
             now: Time in ns.
         """
         seen: dict[str, tuple[_Marks, int]] = {}
@@ -71,10 +71,9 @@ class StallDetector:
         for sequence in (sequence for device in self._still for sequence in here(device)) if self._limit else ():
             if sequence.seq in seen or not (sequence.flying or sequence.waits.move):
                 continue
-            goes = target(sequence)
             could = [
                 self._still.get(name)
-                for name in (*sequence.place.devices, *sequence.offered.devices, *(() if goes is None else (goes,)))
+                for name in (*sequence.place.devices, *sequence.offered.devices, *targets(sequence))
             ]
             still = [each for each in could if each is not None]
             if len(still) < len(could):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from runtime.chains import Lack, Stage
 from runtime.messages import AgentHello
+from runtime.scheduler.devices.roles import DeviceRoles
 from runtime.types import ModelSpec
 
 if TYPE_CHECKING:  # the modules import each other: sequences hold pages of devices
@@ -330,9 +331,11 @@ class Devices:
     """All devices, by name.
 
     `loads`: number of sequences by device, for `policy.routing.paths`. `living`: devices that are alive, by name.
+    `roles`: what each of them runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roles: DeviceRoles | None = None) -> None:
+        self.roles = roles or DeviceRoles()
         self._devices: dict[str, Device] = {}
         self.loads: dict[str, float] = {}
         self.living: dict[str, Device] = {}

@@ -116,7 +116,7 @@ class DeviceEvents:
         """
         state = self._state
         for sequence in self._overdue.look(
-            lambda name: state.devices[name].passing.here.values(), self._migrations.moves.target, now
+            lambda name: state.devices[name].passing.here.values(), self._migrations.moves.targets, now
         ):
             if not sequence.flying:
                 self._migrations.give_up(
@@ -160,9 +160,9 @@ class DeviceEvents:
         for chain in state.in_use():
             if chain.version not in chains and all(use.block in served for use in chain.uses):
                 continue
-            path = state.router.path(chain, state.devices.loads)
-            for device, stage in state.router.missing(chain, path or ()):
-                state.ask_for(chain, device, stage)
+            for path in state.router.first_paths(chain, state.devices.loads):
+                for device, stage in state.router.missing(chain, path or ()):
+                    state.ask_for(chain, device, stage)
 
     def refused(self, refused: StageLoadFailed, now: int) -> None:
         """Record that a device cannot load a stage now, and plan its blocks elsewhere if they have other instances.

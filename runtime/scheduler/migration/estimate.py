@@ -13,7 +13,7 @@ from runtime.chains import BlockUse
 from runtime.messages import MigrationReady
 from runtime.policy.migration.cost import ChunkSeconds
 from runtime.policy.migration.pace import copy_turns
-from runtime.scheduler.migration.migration import Migration
+from runtime.scheduler.migration.migration import Migration, MovePart
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
@@ -49,11 +49,11 @@ def move_seconds(
     )
 
 
-def record_move(state: ClusterState, move: Migration, event: MigrationReady, now: int) -> None:
-    """Learn from the first answer of a move's destination."""
+def record_move(state: ClusterState, move: Migration, part: MovePart, event: MigrationReady, now: int) -> None:
+    """Learn from the first answer of a destination."""
     if move.stages != 1 or move.orphan or not (event.copied or event.recomputed):
         return
-    times, there = state.times, state.devices[move.target].facts
+    times, there = state.times, state.devices[part.target].facts
     chunk = there.recompute_chunk
     if event.nbytes and event.copying:
         width = move.sequence.spec.page_tokens
@@ -61,9 +61,10 @@ def record_move(state: ClusterState, move: Migration, event: MigrationReady, now
         times.add_copy(copy_turns(copied, there.fetch_sets, there.between_steps), event.nbytes, event.copying / 1e9)
     if event.recomputed and event.recomputing and not event.activation_bytes:
         chunks = [min(chunk, hi - at) for lo, hi in event.recomputed for at in range(lo, hi, chunk)]
-        weights = _weights(state, move.chain.blocks(move.part.lo, move.part.hi))
+        weights = _weights(state, move.chain.blocks(part.hop.lo, part.hop.hi))
         times.add_recompute(chunks, weights, event.recomputing / 1e9)
-    times.add_move(now, move.estimate, (now - move.began) / 1e9, max(event.copying, event.recomputing) / 1e9)
+    if len(move.parts) == 1:
+        times.add_move(now, move.estimate, (now - move.began) / 1e9, max(event.copying, event.recomputing) / 1e9)
 
 
 def _recompute_seconds(state: ClusterState, blocks: Sequence[str], assume: bool) -> ChunkSeconds | None:

@@ -6,32 +6,64 @@ nothing; the one message that it sends ends the migration of a sequence that lea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from runtime.chains import Chain, Hop, Path
+from runtime.chains import Chain, Hop, Path, devices_of
 from runtime.messages import FinishMigration, MigrationReady
 from runtime.policy.migration.recompute_source import Front
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
+#: Why K and V are brought elsewhere: the sequence moves (BL-16), or its prompt is done where none decodes (TI-15).
+Purpose = Literal["move", "handoff"]
+
+
+@dataclass(slots=True)
+class MovePart:
+    """The part of a migration between one pair of devices.
+
+    Fields:
+        number: Its number in messages.
+        hop: The blocks on the source, as a hop: components and layers.
+        target: The destination.
+        front: What pages are recomputed from, from the front.
+        asked: Whether an answer of the destination is awaited.
+        last: Latest answer of the destination.
+    """
+
+    number: int
+    hop: Hop
+    target: str
+    front: Front
+    asked: bool = True
+    last: MigrationReady | None = None
+
+    @property
+    def source(self) -> str:
+        return self.hop.device
+
+    @property
+    def pages(self) -> int:
+        """Pages per page set at the destination."""
+        return self.hop.layers[1] - self.hop.layers[0]
+
 
 @dataclass(slots=True)
 class Migration:
-    """One migration of blocks of a running sequence to another device.
+    """One migration of blocks of a running sequence to other devices.
 
     Fields:
-        part: The blocks on the source, as a hop: components and layers.
-        target: The destination.
+        number: That of its first part.
+        parts: What is brought from which device to which; several only in a hand-off.
         path: The sequence's path after the migration.
         copy: Whether pages are copied, from the back.
-        front: What pages are recomputed from, from the front.
-        upto: Tokens that the destination has been asked for.
-        groups: Page sets taken at the destination.
-        stages: Number of requests to the destination so far.
-        asked: Whether an answer of the destination is awaited.
+        upto: Tokens that the destinations have been asked for.
+        groups: Page sets taken at each destination.
+        stages: Number of requests to the destinations so far.
         orphan: Whether the source is dead.
-        last: Latest answer of the destination.
         began: Time of the first request in ns.
         estimate: Expected time until its answer, in seconds.
     """
@@ -39,32 +71,42 @@ class Migration:
     number: int
     sequence: ScheduledSequence
     chain: Chain
-    part: Hop
-    target: str
+    parts: tuple[MovePart, ...]
     path: Path
     copy: bool
-    front: Front
+    purpose: Purpose = "move"
     upto: int = 0
     groups: int = 0
     stages: int = 0
-    asked: bool = True
     orphan: bool = False
-    last: MigrationReady | None = None
     began: int = 0
     estimate: float = 0.0
 
     @property
     def source(self) -> str:
-        return self.part.device
+        """Source of its first part."""
+        return self.parts[0].source
+
+    @property
+    def target(self) -> str:
+        """Destination of its first part."""
+        return self.parts[0].target
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether an answer of any destination is awaited."""
+        return any(part.asked for part in self.parts)
 
     @property
     def recompute(self) -> bool:
-        return self.front.origin != "none"
+        return any(part.front.origin != "none" for part in self.parts)
 
-    @property
-    def pages(self) -> int:
-        """Pages per page set at the destination."""
-        return self.part.layers[1] - self.part.layers[0]
+    def pages_on(self, groups: int) -> Mapping[str, int]:
+        """Return the pages of so many page sets, by destination."""
+        pages: Counter[str] = Counter()
+        for part in self.parts:
+            pages[part.target] += part.pages * groups
+        return pages
 
 
 @dataclass(slots=True)
@@ -72,7 +114,7 @@ class MigrationCounts:
     """Totals of migrations since the start.
 
     Fields:
-        copied, recomputed: Tokens, in committed migrations.
+        copied, recomputed: Tokens, in committed migrations; of each of their parts.
         nbytes: Bytes of K and V sent, in committed migrations.
         inputs: Bytes of hidden states sent, in committed migrations.
     """
@@ -87,11 +129,12 @@ class MigrationCounts:
 
 
 class Moves:
-    """Migrations under way, by number."""
+    """Migrations under way, by the numbers of their parts."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._moves: dict[int, Migration] = {}
+        self._parts: dict[int, Migration] = {}
         self.counts = MigrationCounts()
 
     def __len__(self) -> int:
@@ -101,16 +144,17 @@ class Moves:
         return iter(tuple(self._moves.values()))
 
     def get(self, number: int) -> Migration | None:
-        return self._moves.get(number)
+        """Return the migration with a part of this number, None if it is over."""
+        return self._parts.get(number)
 
     def get_move(self, sequence: ScheduledSequence) -> Migration | None:
         """Return the migration that a sequence is in, None if it is in none."""
         return self._moves.get(sequence.waits.move)
 
-    def target(self, sequence: ScheduledSequence) -> str | None:
-        """Return the destination of a sequence's migration, None if it is in none."""
+    def targets(self, sequence: ScheduledSequence) -> tuple[str, ...]:
+        """Return the destinations of a sequence's migration; none if it is in none."""
         move = self.get_move(sequence)
-        return None if move is None else move.target
+        return () if move is None else tuple(part.target for part in move.parts)
 
     def totals(self) -> MigrationCounts:
         """Return a copy of the totals."""
@@ -120,31 +164,36 @@ class Moves:
         """Return the pages that are taken for migrations, by destination."""
         held: dict[str, int] = {}
         for move in self._moves.values():
-            held[move.target] = held.get(move.target, 0) + move.pages * move.groups
+            for target, pages in move.pages_on(move.groups).items():
+                held[target] = held.get(target, 0) + pages
         return held
 
     def bound_for(self, device: str, blocks: Collection[str]) -> bool:
         """Return whether a migration of any of these blocks to a device is under way."""
-        there = (move for move in self._moves.values() if move.target == device)
-        return any(not move.chain.blocks(move.part.lo, move.part.hi).isdisjoint(blocks) for move in there)
+        there = ((move, part) for move in self._moves.values() for part in move.parts if part.target == device)
+        return any(not move.chain.blocks(part.hop.lo, part.hop.hi).isdisjoint(blocks) for move, part in there)
 
     def begin(self, move: Migration) -> None:
         """Add a migration."""
         self._moves[move.number] = move
+        self._parts.update((part.number, move) for part in move.parts)
         move.sequence.moves(move.number)
         self.counts.started += 1
 
     def end_move(self, move: Migration) -> None:
-        """Remove a migration, and release its pages at the destination.
+        """Remove a migration, and release its pages at the destinations.
 
         On a commit the page accounting takes them for the sequence next (`SequenceLifecycle.reseat`).
         """
         del self._moves[move.number]
+        for part in move.parts:
+            del self._parts[part.number]
         move.sequence.moves(0)
-        device = self._state.devices[move.target]
-        if device.alive:
-            device.pages.used -= move.pages * move.groups
-            self._state.changed = True
+        for target, pages in move.pages_on(move.groups).items():
+            device = self._state.devices[target]
+            if device.alive:
+                device.pages.used -= pages
+                self._state.changed = True
 
     def cancel(self, sequence: ScheduledSequence) -> None:
         """Abort the migration of a sequence that leaves its devices."""
@@ -152,7 +201,9 @@ class Moves:
         if move is not None:
             self.end_move(move)
             self.counts.aborted += 1
-            self._state.out.add_message(move.target, FinishMigration(move.number, sequence.seq, sequence.epoch, False))
+            for part in move.parts:
+                end = FinishMigration(part.number, sequence.seq, sequence.epoch, False)
+                self._state.out.add_message(part.target, end)
 
 
 def part_of(chain: Chain, blocks: range, device: str) -> Hop:
@@ -160,3 +211,19 @@ def part_of(chain: Chain, blocks: range, device: str) -> Hop:
     first = sum(use.kv_layers for use in chain.uses[: blocks.start])
     last = first + sum(use.kv_layers for use in chain.uses[blocks.start : blocks.stop])
     return Hop(device, chain.uses[blocks.start].lo, chain.uses[blocks.stop - 1].hi, (first, last))
+
+
+def crossings(chain: Chain, before: Path, after: Path) -> tuple[tuple[Hop, str], ...]:
+    """Return what changes its device between two paths of a chain, as hops of the former, each with its new device.
+
+    Each is as long as possible: consecutive blocks with the same two devices.
+    """
+    found: list[tuple[Hop, str]] = []
+    old, new = devices_of(chain, before), devices_of(chain, after)
+    first = 0
+    for at in range(1, len(old) + 1):
+        if at == len(old) or (old[at], new[at]) != (old[first], new[first]):
+            if old[first] != new[first]:
+                found.append((part_of(chain, range(first, at), old[first]), new[first]))
+            first = at
+    return tuple(found)

@@ -10,12 +10,14 @@ Contract:
 - Any failure (no room, pages that do not verify, a dead destination) leaves the sequence where it was.
 - If the source dies, recomputing continues to the end where it has what it starts from: token ids at the start of a
   chain; elsewhere hidden states that the source kept, if all have arrived.
-- Every migration ends in exactly one FinishMigration, MigrationFailed or the death of its destination.
+- Every part of a migration ends in exactly one FinishMigration, MigrationFailed or the death of its destination.
+- In a hand-off (TI-15) the sequence rests from the start, and all K and V are copied. It may have several parts, each
+  from one device to one other; it is committed when all of them have arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from runtime.chains import Chain, Hop, Path, devices_of
 from runtime.control.trace_events import MoveDetails
@@ -24,8 +26,9 @@ from runtime.messages import FinishMigration, MigrationFailed, MigrationReady, S
 from runtime.policy.migration.cost import MigrationStage as Phase
 from runtime.policy.migration.cost import next_stage
 from runtime.policy.migration.recompute_source import Front, RecomputeRun, front_of
+from runtime.policy.roles.role import PathPhase
 from runtime.scheduler.migration.estimate import move_seconds, record_move
-from runtime.scheduler.migration.migration import Migration, MigrationCounts, Moves, part_of
+from runtime.scheduler.migration.migration import Migration, MigrationCounts, MovePart, Moves, crossings, part_of
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -39,6 +42,8 @@ class Migrations:
         self._seating = seating
         self._number = 0
         self.moves = moves
+        #: Called with each migration that was committed (True) or aborted, before its sequence goes on.
+        self.on_end: Callable[[Migration, bool, int], None] = lambda move, committed, now: None
 
     def __len__(self) -> int:
         return len(self.moves)
@@ -79,52 +84,58 @@ class Migrations:
             hold: Issue no rows meanwhile (a baseline).
         """
         chain = sequence.chain
-        if any(
-            self._state.devices[name].copies
-            for name in (*sequence.place.devices, target)
-            if self._state.devices.alive(name)
-        ):
-            return "K and V of the dense executor stay on their device"
-        if (
-            not sequence.path
-            or sequence.waits.move
-            or sequence.waits.doomed
-            or sequence.swapped is not None
-            or sequence.offered.hops
-            or not blocks
-            or blocks.stop > len(chain.uses)
-        ):
+        if (why := self._stays(sequence, (target,))) is not None:
+            return why
+        if not blocks or blocks.stop > len(chain.uses):
             return "the sequence does not run, or is about to go elsewhere"
         before = devices_of(chain, sequence.path)
         if not self._state.devices.alive(target) or {before[at] for at in blocks} != {before[blocks.start]} - {target}:
             return f"{target} is not another living device, or the blocks are not on one"
-        part = part_of(chain, blocks, before[blocks.start])
+        hop = part_of(chain, blocks, before[blocks.start])
         front = (
-            front_of(self._run(sequence, blocks.start, part), copy)
+            front_of(self._run(sequence, blocks.start, hop), copy)
             if recompute
             else Front("none", "only copies were asked for")
         )
         if not copy and front.origin == "none":
             return f"it can only be copied where it goes: {front.reason}"
         path = self._state.router.hops(chain, tuple(target if at in blocks else name for at, name in enumerate(before)))
+        phase: PathPhase = "decodes" if sequence.phase == "decode" else "prompts"
+        if self._state.router.admits(chain, sequence.path, phase) and not self._state.router.admits(chain, path, phase):
+            return f"{target} does not run what it does"
         if self._seating.shortens(sequence, path):
             return "its answer would have to end sooner there"
-        if (lacking := self._lacking(chain, path, part if front.origin != "none" else None, target)) is not None:
+        if (lacking := self._lacking(chain, path, hop if front.origin != "none" else None, target)) is not None:
             return lacking
-        self._number += 1
-        move = Migration(self._number, sequence, chain, part, target, path, copy, front)
+        parts = self._parts(((hop, target),), front)
+        move = Migration(parts[0].number, sequence, chain, parts, path, copy)
         if not self._allocate_pages(move, sequence.computed):
             return f"no room for its pages on {target}"
-        move.began = now
-        move.estimate = move_seconds(
-            self._state, sequence, [chain.uses[at] for at in blocks], part.device, target, copy, move.recompute
-        )
-        self.moves.begin(move)
-        self._trace_move(now, "kv.move.start", move)
-        self._request_upto(move, sequence.computed)
-        if hold:
-            sequence.hold(True)
-            self._state.starved.pop(sequence.seq, None)
+        uses = [chain.uses[at] for at in blocks]
+        move.estimate = move_seconds(self._state, sequence, uses, hop.device, target, copy, move.recompute)
+        self._begin(move, now, hold)
+        return None
+
+    def hand_off(self, sequence: ScheduledSequence, path: Path, now: int) -> str | None:
+        """Start the hand-off of a sequence at rest to another path; return None, or why it cannot start now (TI-19).
+
+        All stages of the path must be loaded.
+        """
+        chain, moved = sequence.chain, crossings(sequence.chain, sequence.path, path)
+        targets = {device for _, device in moved}
+        if (why := self._stays(sequence, targets)) is not None:
+            return why
+        if not moved or sequence.flying or not all(map(self._state.devices.alive, targets)):
+            return "its path does not change, or a device of it is dead"
+        parts = self._parts(moved, Front("none", "a hand-off copies"))
+        move = Migration(parts[0].number, sequence, chain, parts, path, copy=True, purpose="handoff")
+        if not self._allocate_pages(move, sequence.computed):
+            return "no room for its pages"
+        if len(parts) == 1:
+            uses = [use for use in chain.uses if parts[0].hop.lo <= use.lo and use.hi <= parts[0].hop.hi]
+            source, target = parts[0].source, parts[0].target
+            move.estimate = move_seconds(self._state, sequence, uses, source, target, copy=True, recompute=False)
+        self._begin(move, now, hold=True)
         return None
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -137,8 +148,11 @@ class Migrations:
         move = self.moves.get(event.move)
         if move is None:
             return
-        move.asked, move.last = False, event
-        record_move(self._state, move, event, now)
+        part = next(each for each in move.parts if each.number == event.move)
+        part.asked, part.last = False, event
+        record_move(self._state, move, part, event, now)
+        if move.awaits_answer:
+            return
         sequence = move.sequence
         if sequence.waits.held and not sequence.flying:
             self._finish(move, now)
@@ -161,7 +175,7 @@ class Migrations:
         """Abort a migration that the destination has given up; nothing of it is left there."""
         move = self.moves.get(event.move)
         if move is not None:
-            self._abort(move, now, event.reason, settle=False)
+            self._abort(move, now, event.reason, {event.move})
 
     def at_rest(self, sequence: ScheduledSequence, now: int) -> None:
         """Finish a held migration with no request open, if no row of its sequence is in flight.
@@ -169,7 +183,7 @@ class Migrations:
         Called when a row returns, and when the sequence resumes after a pause, where its row may still be in flight.
         """
         move = self.moves.get_move(sequence)
-        if move is not None and sequence.waits.held and not move.asked and not sequence.flying:
+        if move is not None and sequence.waits.held and not move.awaits_answer and not sequence.flying:
             self._finish(move, now)
 
     # -- ending --------------------------------------------------------------------------------------------------------
@@ -193,8 +207,8 @@ class Migrations:
         Their sequences are held until the end of the migration.
         """
         for move in self.moves:
-            if move.target == device:
-                self._abort(move, now, f"{device} is gone", settle=False)
+            if over := {part.number for part in move.parts if part.target == device}:
+                self._abort(move, now, f"{device} is gone", over)
             elif self.survives(move.sequence, device):
                 move.orphan = True
                 move.sequence.hold(True)
@@ -203,10 +217,41 @@ class Migrations:
                 self._state.page_accounting.bereft(move.sequence.pages.holding, device)
                 move.sequence.bereft(device)
                 self._state.starved.pop(move.sequence.seq, None)
-                if not move.asked:  # the latest request is answered: there may be no further one
+                if not move.awaits_answer:  # the latest request is answered: there may be no further one
                     self._finish(move, now)
 
     # -- internals -----------------------------------------------------------------------------------------------------
+
+    def _stays(self, sequence: ScheduledSequence, targets: Collection[str]) -> str | None:
+        """Return why a sequence cannot leave its devices for these now, or None."""
+        devices = self._state.devices
+        if any(devices[name].copies for name in (*sequence.place.devices, *targets) if devices.alive(name)):
+            return "K and V of the dense executor stay on their device"
+        if (
+            not sequence.path
+            or sequence.waits.move
+            or sequence.waits.doomed
+            or sequence.swapped is not None
+            or sequence.offered.hops
+        ):
+            return "the sequence does not run, or is about to go elsewhere"
+        return None
+
+    def _parts(self, moved: Sequence[tuple[Hop, str]], front: Front) -> tuple[MovePart, ...]:
+        first = self._number + 1
+        self._number += len(moved)
+        return tuple(MovePart(number, hop, target, front) for number, (hop, target) in enumerate(moved, first))
+
+    def _begin(self, move: Migration, now: int, hold: bool) -> None:
+        """Request the K and V of a migration that has its pages."""
+        move.began = now
+        self.moves.begin(move)
+        for part in move.parts:
+            self._trace_move(now, "kv.move.start", move, part)
+        self._request_upto(move, move.sequence.computed)
+        if hold:
+            move.sequence.hold(True)
+            self._state.starved.pop(move.sequence.seq, None)
 
     def _run(self, sequence: ScheduledSequence, first: int, part: Hop) -> RecomputeRun:
         """Describe the blocks from number `first` on for `policy.migration.recompute_source`."""
@@ -236,27 +281,29 @@ class Migrations:
         return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet" if needed else None
 
     def _request_upto(self, move: Migration, upto: int) -> None:
-        """Request K and V of the sequence's first `upto` tokens from the destination."""
+        """Request K and V of the sequence's first `upto` tokens from the destinations."""
         sequence = move.sequence
-        tokens = sequence.first(upto) if move.front.origin == "tokens" else ()
-        move.upto, move.asked, move.stages = upto, True, move.stages + 1
-        self._state.out.add_message(
-            move.target,
-            StartMigration(
-                move.number,
-                sequence.seq,
-                sequence.epoch,
-                move.chain.stage(move.part.lo, move.part.hi),
-                move.part.layers,
-                sequence.spec.page_tokens,
-                move.source,
-                upto,
-                tokens,
-                move.copy,
-                sequence.device_request,
-                move.front.origin == "inputs",
-            ),
-        )
+        move.upto, move.stages = upto, move.stages + 1
+        for part in move.parts:
+            part.asked = True
+            tokens = sequence.first(upto) if part.front.origin == "tokens" else ()
+            self._state.out.add_message(
+                part.target,
+                StartMigration(
+                    part.number,
+                    sequence.seq,
+                    sequence.epoch,
+                    move.chain.stage(part.hop.lo, part.hop.hi),
+                    part.hop.layers,
+                    sequence.spec.page_tokens,
+                    part.source,
+                    upto,
+                    tokens,
+                    move.copy,
+                    sequence.device_request,
+                    part.front.origin == "inputs",
+                ),
+            )
 
     def _ask_more(self, move: Migration, now: int) -> None:
         if self._allocate_pages(move, move.sequence.computed):
@@ -275,50 +322,59 @@ class Migrations:
 
     def _commit(self, move: Migration, now: int) -> None:
         """Move the sequence to the new path. The pages are there before those it leaves are freed."""
-        sequence, last = move.sequence, move.last
+        sequence, counts = move.sequence, self.moves.counts
         self.moves.end_move(move)
-        self._state.out.add_message(move.target, FinishMigration(move.number, sequence.seq, sequence.epoch + 1, True))
+        for part in move.parts:
+            end = FinishMigration(part.number, sequence.seq, sequence.epoch + 1, True)
+            self._state.out.add_message(part.target, end)
+        self.on_end(move, True, now)
         self._seating.reseat(sequence, move.path)
-        self.moves.counts.committed += 1
-        if last is not None:
-            self.moves.counts.copied += sum(hi - lo for lo, hi in last.copied)
-            self.moves.counts.recomputed += sum(hi - lo for lo, hi in last.recomputed)
-            self.moves.counts.nbytes += last.nbytes
-            self.moves.counts.inputs += last.activation_bytes
-        self._trace_move(now, "kv.meet", move)
+        counts.committed += 1
+        for last in (part.last for part in move.parts if part.last is not None):
+            counts.copied += sum(hi - lo for lo, hi in last.copied)
+            counts.recomputed += sum(hi - lo for lo, hi in last.recomputed)
+            counts.nbytes += last.nbytes
+            counts.inputs += last.activation_bytes
+        for part in move.parts:
+            self._trace_move(now, "kv.meet", move, part)
         self._state.ready.append(sequence)
 
-    def _abort(self, move: Migration, now: int, why: str, settle: bool = True) -> None:
+    def _abort(self, move: Migration, now: int, why: str, over: Collection[int] = ()) -> None:
         """Abort a migration: the sequence stays where it is, or runs again if the source is dead.
 
-        `settle`: whether the destination must be informed.
+        `over`: the parts of which nothing is left, so that their destinations need not be informed.
         """
         sequence = move.sequence
         self.moves.end_move(move)
         self.moves.counts.aborted += 1
-        self._trace_move(now, "kv.move.abort", move, why=why)
-        if settle:
-            self._state.out.add_message(move.target, FinishMigration(move.number, sequence.seq, sequence.epoch, False))
+        for part in move.parts:
+            self._trace_move(now, "kv.move.abort", move, part, why=why)
+            if part.number not in over:
+                end = FinishMigration(part.number, sequence.seq, sequence.epoch, False)
+                self._state.out.add_message(part.target, end)
+        self.on_end(move, False, now)
         if move.orphan:
             self._seating.preempt(sequence, now)
         elif not sequence.flying:
             self._state.ready.append(sequence)
 
-    def _trace_move(self, now: int, event: str, move: Migration, why: str | None = None) -> None:
-        last = move.last if event == "kv.meet" else None
+    def _trace_move(self, now: int, event: str, move: Migration, part: MovePart, why: str | None = None) -> None:
+        last = part.last if event == "kv.meet" else None
         told = MoveDetails(
-            move.number, move.source, move.target, move.front.origin, move.front.reason, move.front.upstream
+            part.number, part.source, part.target, part.front.origin, part.front.reason, part.front.upstream
         )
-        self._state.tell.move(now, event, move.sequence.request, told, last, why)
+        cause = "BL-16" if move.purpose == "move" else "TI-15"
+        self._state.tell.move(now, event, move.sequence.request, told, last, why, cause)
 
     def _allocate_pages(self, move: Migration, upto: int) -> bool:
-        """Take pages at the destination for `upto` tokens; return False if there is no room."""
-        device = self._state.devices[move.target]
+        """Take pages at the destinations for `upto` tokens; return False if there is no room."""
         # As many as the sequence holds, so that it can go on from its next row.
         groups = max(groups_for(move.sequence.spec, upto), move.sequence.pages.groups)
-        more = (groups - move.groups) * move.pages
-        if more > device.pages.free and not self._seating.prefix_cache.make_room({move.target: more}):
+        more, devices = move.pages_on(groups - move.groups), self._state.devices
+        short = {target: pages for target, pages in more.items() if pages > devices[target].pages.free}
+        if short and not self._seating.prefix_cache.make_room(short):
             return False
-        device.pages.used += max(more, 0)
+        for target, pages in more.items():
+            devices[target].pages.used += max(pages, 0)
         move.groups = max(groups, move.groups)
         return True

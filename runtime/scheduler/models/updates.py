@@ -115,10 +115,10 @@ class ModelUpdates:
                 self._give_up(model, now, why)
                 return
             self._placed.add(model)
-        path = state.router.path(chain, state.devices.loads)
-        if path is None:
+        paths = state.router.first_paths(chain, state.devices.loads)
+        if None in paths:
             return
-        missing = state.router.missing(chain, path)
+        missing = [each for path in paths for each in state.router.missing(chain, path or ())]
         loading = True
         for device, stage in missing:
             if (reason := state.devices[device].stages.refused.get(stage)) is not None:

@@ -23,6 +23,7 @@ class DevicePicture:
     """One device.
 
     Fields:
+        role: What it runs (`policy.roles.role`).
         pid: Process of its agent, 0 if it has none.
         pages_used: Pages taken, of `pages`.
         weights: Bytes of loaded weights.
@@ -37,6 +38,7 @@ class DevicePicture:
     """
 
     device: str
+    role: str
     alive: bool
     pid: int
     pages: int
@@ -95,7 +97,7 @@ class ChainPicture:
 
 @dataclass(frozen=True, slots=True)
 class MovePicture:
-    """A migration under way.
+    """A migration under way, from one device to one other.
 
     Fields:
         tokens: Tokens requested so far.
@@ -206,14 +208,15 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
     placed = [(block, device) for block, devices in scheduler.block_map.instances.items() for device in devices]
     return ClusterPicture(
         devices=tuple(
-            _device(each, scheduler.times.loads.host_bytes(each.name))
+            _device(each, scheduler.devices.roles[each.name].name, scheduler.times.loads.host_bytes(each.name))
             for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))
         ),
         instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
         chains=_chains(scheduler),
         migrations=tuple(
-            MovePicture(move.sequence.seq, move.source, move.target, move.upto, move.stages, move.sequence.waits.held)
+            MovePicture(move.sequence.seq, part.source, part.target, move.upto, move.stages, move.sequence.waits.held)
             for move in scheduler.migrations
+            for part in move.parts
         ),
         migration_totals=asdict(scheduler.migrations.counts()),
         starved=scheduler.starved,
@@ -262,10 +265,11 @@ def _estimates(scheduler: Scheduler, kind: Kind) -> EstimatePicture | None:
     return EstimatePicture(kind, len(outcomes), seconds, median(map(abs, off)), median(off))
 
 
-def _device(each: Device, host_weights: int) -> DevicePicture:
+def _device(each: Device, role: str, host_weights: int) -> DevicePicture:
     stages, work = each.stages, each.work
     return DevicePicture(
         device=each.name,
+        role=role,
         alive=each.alive,
         pid=each.facts.pid if each.alive else 0,
         pages=each.pages.capacity,

@@ -72,7 +72,7 @@ class BackgroundRows:
             background = [each for each in here.values() if is_background(each)]
             if background:
                 self._until = now + _AFTER
-            decoding = [each for each in background if each.phase == "decode"]
+            decoding = [each for each in background if each.phase == "decode" and not each.waits.handoff]
             prompts = [each for each in background if each.phase != "decode"]
             costs = [self._prompt(known, each) for each in prompts]
             beside = [each for each in here.values() if not is_background(each) and _is_active(each)]
@@ -170,4 +170,5 @@ def is_background(sequence: ScheduledSequence) -> bool:
 
 def _is_active(sequence: ScheduledSequence) -> bool:
     """Return whether steps run for a sequence: it is neither paused nor left out of them."""
-    return sequence.waits.paused is None and not sequence.waits.skipped
+    waits = sequence.waits
+    return waits.paused is None and not (waits.skipped or waits.handoff)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from runtime.chains import Block, Chain, Stage
 from runtime.config import ClusterConfig
 from runtime.scheduler.devices.devices import Devices
-from runtime.scheduler.placement.initial import laid_out
+from runtime.scheduler.placement.by_role import laid_out_by_role
 
 #: Up to this many devices each hold all blocks, where they fit (`auto`); more devices divide them. With all blocks on
 #: each of 12 simulated A100s every step read a whole family's weights for a twelfth of its rows, and p95 was 1.7 times
@@ -70,7 +70,8 @@ class BlockMap:
         A chain that does not fit beside those before it is left out, with a reason.
         """
         how = "eager" if self._config.placement == "auto" and self.by_demand else self._config.placement
-        found = laid_out(chains, self._blocks, list(self._devices), how, self._config.residency == "swap")
+        devices, swap = list(self._devices), self._config.residency == "swap"
+        found = laid_out_by_role(chains, self._blocks, devices, self._devices.roles, how, swap)
         for chain in chains:
             self._why.pop(chain.version, None)
         self._why.update(found.lacking)
@@ -118,11 +119,22 @@ class BlockMap:
     # -- queries -------------------------------------------------------------------------------------------------------
 
     def spare(self, block: str, device: str) -> bool:
-        """Return whether a block has another living instance that is not about to be removed."""
-        staying = (
-            name for name in self.instances.get(block, ()) if name != device and (block, name) not in self.leaving
+        """Return whether a block has another living instance that is not about to be removed.
+
+        Where roles are apart: for each phase that the device runs.
+        """
+        staying = [
+            name
+            for name in self.instances.get(block, ())
+            if name != device and (block, name) not in self.leaving and self._devices.alive(name)
+        ]
+        roles = self._devices.roles
+        if not roles.apart:
+            return bool(staying)
+        there, own = [roles[name] for name in staying], roles[device]
+        return (not own.prompts or any(role.prompts for role in there)) and (
+            not own.decodes or any(role.decodes for role in there)
         )
-        return any(self._devices.alive(name) for name in staying)
 
     def within(self, chain: Chain, names: Collection[str]) -> bool:
         """Return whether every path of a chain passes one of these devices.

@@ -6,9 +6,13 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runtime.chains import BlockUse, Chain
 from runtime.policy.placement.incremental import Need, renew
 from runtime.policy.placement.partition import cells, spread
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.placement.by_role import lacking_phase, role_groups
 from runtime.scheduler.placement.initial import at_home
 from runtime.scheduler.state import ClusterState
 
@@ -18,28 +22,55 @@ def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:
 
     `before`: the chain that it replaces, None for none. Raises KeyError for blocks that the block map does not have.
     """
-    placed = state.block_map
-    fresh = list({use.block: use for use in chain.uses if not placed.instances.get(use.block)}.values())
-    room = _room(state)
+    roles = state.devices.roles
+    groups = role_groups(list(state.devices), roles)
+    found = [_plan(state, chain, before, group, alone=len(groups) == 1) for group in groups]
+    if not roles.apart:
+        if isinstance(found[0], str) and state.config.residency == "swap":
+            return _at_home(state, chain)
+        why = found[0] if isinstance(found[0], str) else None
+    else:
+        reasons = [each if isinstance(each, str) else None for each in found]
+        why = lacking_phase([(roles[group[0].name], each) for group, each in zip(groups, reasons, strict=True)])
+    if why is not None:
+        return why
+    for block, device in (made for each in found if not isinstance(each, str) for made in each):
+        state.block_map.add(block, device)
+    return None
+
+
+def _plan(
+    state: ClusterState, chain: Chain, before: Chain | None, devices: Sequence[Device], alone: bool
+) -> Sequence[tuple[str, str]] | str:
+    """Return the (block, device) pairs that a chain needs on these devices, or why they cannot hold it.
+
+    `alone`: there are no other devices.
+    """
+    placed, names = state.block_map, {device.name for device in devices}
+    fresh = list(
+        {
+            use.block: use
+            for use in chain.uses
+            if (alone and not placed.instances.get(use.block))
+            or (not alone and names.isdisjoint(placed.instances.get(use.block, ())))
+        }.values()
+    )
+    room = {name: left for name, left in _room(state).items() if name in names}
     move_requests = (
         _alone(state, fresh, room) if before is None else {use.block: _instead(state, use, before) for use in fresh}
     )
     needs = [Need(use.block, placed.block(use.block).nbytes, move_requests.get(use.block, ())) for use in fresh]
     found = renew(needs, room)
-    if found is None and state.config.residency == "swap":
-        return _at_home(state, chain)
-    if found is None:
-        need, have = (
-            sum(each.nbytes for each in needs),
-            ", ".join("any" if left is None else str(left) for left in room.values()),
-        )
-        return (
-            f"the cluster cannot hold {chain.loaded_as} beside what it holds: {need} more bytes of weights, "
-            f"devices have {have} left"
-        )
-    for block, device in found:
-        placed.add(block, device)
-    return None
+    if found is not None:
+        return found
+    need, have = (
+        sum(each.nbytes for each in needs),
+        ", ".join("any" if left is None else str(left) for left in room.values()),
+    )
+    return (
+        f"the cluster cannot hold {chain.loaded_as} beside what it holds: {need} more bytes of weights, "
+        f"devices have {have} left"
+    )
 
 
 def _at_home(state: ClusterState, chain: Chain) -> str | None:

@@ -18,6 +18,7 @@ from runtime.chains import Chain, Path, Stage, devices_of
 from runtime.config import ClusterConfig
 from runtime.kv.pages import groups_for
 from runtime.policy.profiles import BlockProfile
+from runtime.policy.roles.role import PathPhase, devices_of_phase
 from runtime.policy.routing.bytes_read import added
 from runtime.policy.routing.latency import Latency
 from runtime.policy.routing.paths import by_bytes, by_load, cheapest, choose_roomy
@@ -76,6 +77,41 @@ class Router:
     def measured(self, chain: Chain) -> bool:
         """Return whether paths of a chain are chosen by profiles."""
         return self.estimates is not None and self.estimates.covers(chain)
+
+    def within(self, chain: Chain, phase: PathPhase) -> frozenset[str] | None:
+        """Return the devices that a chain's paths may pass in a phase; None for all of them (TI-04).
+
+        All of them too where those with the role lack a block of the chain, now that some do not come back.
+        """
+        roles = self._devices.roles
+        if not roles.apart:
+            return None
+        blocks = [self._blocks.instances.get(use.block, ()) for use in chain.uses]
+        return devices_of_phase(blocks, roles.among(each.name for each in self._devices if not each.final), phase)
+
+    def admits(self, chain: Chain, path: Path, phase: PathPhase) -> bool:
+        """Return whether a path may be used in a phase."""
+        within = self.within(chain, phase)
+        return within is None or within.issuperset(hop.device for hop in path)
+
+    def first_paths(self, chain: Chain, loads: Mapping[str, float]) -> list[Path | None]:
+        """Return the paths with the stages that a chain needs first: one, or one per phase where roles are apart."""
+        if not self._devices.roles.apart:
+            return [self.path(chain, loads)]
+        phases: tuple[PathPhase, ...] = ("prompts", "decodes")
+        routes = [self.route(chain, loads, within=self.within(chain, phase)) for phase in phases]
+        return [None if route is None else route.path for route in routes]
+
+    def least_loaded(
+        self, chain: Chain, loads: Mapping[str, float], groups: int, within: Collection[str] | None
+    ) -> Route | None:
+        """Return the route over the least loaded devices, or a roomier one if it does not hold `groups` page sets."""
+        candidates = [self._candidates(use.block, within) for use in chain.uses]
+        chosen = cheapest(by_load(candidates, loads, self._config.hop_cost))
+        if chosen is None:
+            return None
+        route = self._routes.get_route(chain, chosen)
+        return self._roomier(chain, candidates, route, groups) if self.holds(route) < groups else route
 
     def path(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0) -> Path | None:
         """Return the path of `route`."""

@@ -115,6 +115,8 @@ class SequenceLifecycle:
             state.devices[name].passing.asked.add(sequence.seq)
             state.out.open(name, sequence)
         state.tell.inserted(now, sequence.request, sequence.phase, sequence.tokens)
+        if state.devices.roles.apart:
+            state.tell.phase(now, sequence.request, "prefill", sequence.place.devices)
         if state.order is not None:
             state.order.record_start(sequence, now)
         state.ready.append(sequence)
@@ -191,8 +193,13 @@ class SequenceLifecycle:
 
     def shortens(self, sequence: ScheduledSequence, path: Path) -> bool:
         """Return whether a running sequence's output would have a lower limit along another path than on its own."""
-        spec = self._capped(sequence.chain.spec, self._state.router.along(sequence.chain, path).weights)
-        return sequence.most_on(spec) < sequence.place.most
+        return self.limit_on(sequence, path) < sequence.place.most
+
+    def limit_on(self, sequence: ScheduledSequence, path: Path) -> int:
+        """Return the limit of a sequence's output along a path."""
+        return sequence.most_on(
+            self._capped(sequence.chain.spec, self._state.router.along(sequence.chain, path).weights)
+        )
 
     def grow(self, sequence: ScheduledSequence, groups: int) -> None:
         """Take this many more page sets on each device of a sequence's path; the caller has checked the room."""
@@ -213,6 +220,8 @@ class SequenceLifecycle:
         self._unseat(sequence, now, keeps=intact and self._state.swapping.save(sequence, now))
         sequence.restart()
         self._state.waiting.add(sequence)
+        if self._state.devices.roles.apart:
+            self._state.tell.phase(now, sequence.request, "queued")
 
     def end(self, sequence: ScheduledSequence, reason: FinishReason, now: int, error: str | None = None) -> None:
         """End a sequence with an event that carries no token."""
@@ -229,12 +238,15 @@ class SequenceLifecycle:
         if sequence.seq in state.running:
             if reason in ("stop", "length"):
                 self.show(sequence)
-                self.prefix_cache.add_sequence(sequence, now)
+                if state.router.admits(sequence.chain, sequence.path, "prompts"):
+                    self.prefix_cache.add_sequence(sequence, now)
             self._unseat(sequence, now)
         else:
             state.swapping.drop_copy(sequence)
             state.waiting.remove(sequence)
         self._record_deadline(sequence, reason, now)
+        if state.devices.roles.apart:
+            state.tell.phase(now, sequence.request, "done")
         state.tell.sequence_ended(now, sequence.request, reason, len(sequence.output))
 
     # -- internals -----------------------------------------------------------------------------------------------------
@@ -290,6 +302,8 @@ class SequenceLifecycle:
         path_usage = self._state.used_paths.along(sequence.chain, route.path)
         sequence.seated(path_usage, route.weights, self._capped(sequence.chain.spec, route.weights))
         self._state.used_paths.enter(sequence.place.path_usage)
+        if not self._state.router.admits(sequence.chain, route.path, "decodes"):
+            sequence.place.most = sequence.most_on(sequence.chain.spec)  # that of the path on which it will decode
 
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
         """Return the model's spec with its context limited to what this path can hold for one sequence alone."""

@@ -97,6 +97,7 @@ class Waits:
         doomed: Why it is preempted when its row returns; empty if it is not.
         left_out: Whether it gets no rows while an urgent sequence runs beside it.
         behind: Whether it is of the background, and gets no rows of the next step.
+        handoff: Whether its context is computed, and it waits until its K and V are where it is to decode (TI-15).
     """
 
     paused: int | None = None
@@ -105,6 +106,7 @@ class Waits:
     doomed: str = ""
     left_out: bool = False
     behind: bool = False
+    handoff: bool = False
 
     @property
     def skipped(self) -> bool:

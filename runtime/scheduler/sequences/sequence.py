@@ -221,5 +221,9 @@ class ScheduledSequence(LiveSequence):
         """Stop issuing rows of a background sequence, or issue them again."""
         self._wait(replace(self.waits, behind=behind))
 
+    def awaits_handoff(self, waiting: bool) -> None:
+        """Stop issuing rows until it is handed off, or issue them again."""
+        self._wait(replace(self.waits, handoff=waiting))
+
     def _wait(self, waits: Waits) -> None:
         self.waits = FREE if waits == FREE else waits

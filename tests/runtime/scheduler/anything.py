@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.chains import Surrogate
-from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, SpeculationConfig
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, RoleName, SpeculationConfig
 from runtime.control.scheduler_io import AddRequest, PauseSequence, ResumeSequence, ServeModel, Tick
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
@@ -46,6 +46,8 @@ class Anything(Changing):
     seed: int = 0
     #: Host memory: 0 for none, 1 for little, 2 for enough; None: drawn.
     host: int | None = None
+    #: Whether devices have roles; then no hop is predicted or offered, and nothing is ordered by deadline.
+    apart: bool = False
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
@@ -69,6 +71,8 @@ class Anything(Changing):
         self.config = replace(
             self.config, prefill_order=prompts.choice(("off", "off", "fcfs", "sjf", "ljf")), prefill_window=2
         )
+        if self.apart:
+            self.config = _with_roles(self.config, random.Random(f"{self.seed} roles"))
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
         self.costs = lambda plan: rng.choice((MS // 4, MS, 2 * MS))
         if rng.random() < 0.3:
@@ -182,6 +186,15 @@ def _config(rng: random.Random, devices: int, predicted: bool) -> ClusterConfig:
         speculation=SpeculationConfig("exact" if predicted else rng.choice(("off", "exact")), top=0.5),
         migration_final_sets=rng.choice((1, 2)),
     )  # fmt: skip
+
+
+def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
+    names: list[RoleName] = ["prefill", "decode"]
+    names += [rng.choice(("prefill", "decode", "both")) for _ in range(config.devices - 2)]
+    rng.shuffle(names)
+    order = config.order if config.order.plan == "fcfs" else OrderConfig()
+    roles = tuple((f"d{at}", name) for at, name in enumerate(names))
+    return replace(config, roles=roles, order=order, dispatch="placed", speculation=SpeculationConfig())
 
 
 def _serve(model: IntegerModel) -> ServeModel:

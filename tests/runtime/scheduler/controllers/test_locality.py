@@ -100,7 +100,7 @@ def test_deaths_while_instances_move_lose_and_alter_nothing(seed: int) -> None:
 def placed_by_hand(monkeypatch: pytest.MonkeyPatch, *where: tuple[str, str]) -> None:
     """Place blocks initially at these (block, device) pairs."""
     monkeypatch.setattr(
-        "runtime.scheduler.placement.block_map.laid_out", lambda *_: SimpleNamespace(instances=where, lacking={})
+        "runtime.scheduler.placement.by_role.laid_out", lambda *_: SimpleNamespace(instances=where, lacking={})
     )
 
 

@@ -1,0 +1,33 @@
+"""Which phases each device runs, by name: a role outlives the device's agents (TI-04).
+
+Contract: data. `apart` is False as long as every device runs everything; then nothing depends on roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from runtime.policy.roles.role import BOTH, ROLES, Role
+
+
+class DeviceRoles:
+    """Roles by device; a device without one runs everything.
+
+    `apart`: whether any device does not run everything.
+    """
+
+    def __init__(self, roles: Iterable[tuple[str, str]] = ()) -> None:
+        self._roles = {device: ROLES[name] for device, name in roles}
+        self.apart = any(role != BOTH for role in self._roles.values())
+
+    def __getitem__(self, device: str) -> Role:
+        return self._roles.get(device, BOTH)
+
+    def among(self, devices: Iterable[str]) -> Mapping[str, Role]:
+        """Return the roles of these devices."""
+        return {device: self[device] for device in devices}
+
+    def change(self, roles: Mapping[str, str]) -> None:
+        """Give devices other roles."""
+        self._roles.update((device, ROLES[name]) for device, name in roles.items())
+        self.apart = any(role != BOTH for role in self._roles.values())

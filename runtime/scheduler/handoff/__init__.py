@@ -1,0 +1,1 @@
+"""Hand sequences off from devices that compute contexts to devices that decode (TetriInfer), and change roles."""

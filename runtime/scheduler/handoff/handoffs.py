@@ -1,0 +1,189 @@
+"""Hand sequences off from devices that compute contexts to devices that decode (TI-15, TI-19).
+
+    first token emitted -> begin: the sequence rests, with its pages -> look: a path that decodes, room there
+        -> Migrations.hand_off: pages taken there, K and V copied -> committed: it decodes on that path
+        -> no room: it waits, first come first served; what comes later does not pass it on the way to the same devices
+
+Contract:
+- A sequence that waits has its K and V and pages on the path of its context; each path by which it leaves that one
+  (end, abort, preemption, death) removes it here (`remove_sequence`).
+- Its first token was emitted before: the time to it does not count the transfer (TI-18).
+- The decode path is chosen here, when the context is computed, and not on arrival (TI-02): the least loaded one, with
+  the hand-offs under way counted.
+- A sequence decodes where its context was computed, rather than be lost or shortened: if no decode path that may come
+  back can hold it, if a stage of the path cannot be loaded, or after as many failed hand-offs as devices may die.
+
+How K and V travel is decided by `scheduler.migration`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from runtime.kv.pages import groups_for
+from runtime.scheduler.migration.migration import Migration, crossings
+from runtime.scheduler.migration.migrations import Migrations
+from runtime.scheduler.routing.route_cache import Route
+from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.state import ClusterState
+
+
+class Handoffs:
+    """Sequences with a computed context, in the order in which they came, until they decode."""
+
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle, migrations: Migrations) -> None:
+        self._state = state
+        self._seating = seating
+        self._migrations = migrations
+        self._waiting: dict[str, ScheduledSequence] = {}
+        self._failures: Counter[str] = Counter()
+        self._fresh = False
+        migrations.on_end = self._record_end
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def due(self) -> bool:
+        """Whether a sequence waits that could not be handed off before this event."""
+        return bool(self._waiting) and (self._fresh or self._state.changed)
+
+    def begin(self, sequence: ScheduledSequence, now: int) -> None:
+        """Let a sequence with a computed context wait for its hand-off, unless its path decodes."""
+        if self._state.router.admits(sequence.chain, sequence.path, "decodes"):
+            self._state.tell.phase(now, sequence.request, "decode", sequence.place.devices)
+            return
+        sequence.awaits_handoff(True)
+        self._waiting[sequence.seq] = sequence
+        self._fresh = True
+
+    def remove_sequence(self, sequence: ScheduledSequence) -> None:
+        """Forget a sequence that leaves its devices."""
+        self._waiting.pop(sequence.seq, None)
+        self._failures.pop(sequence.seq, None)
+
+    def look(self, now: int) -> None:
+        """Hand off all that can go now, in order."""
+        self._fresh = False
+        full: set[str] = set()
+        for sequence in tuple(self._waiting.values()):
+            if not sequence.waits.move:
+                self._send(sequence, full, now)
+
+    # -- internals -----------------------------------------------------------------------------------------------------
+
+    def _send(self, sequence: ScheduledSequence, full: set[str], now: int) -> None:
+        """Start the hand-off of a sequence, let it stay, or let it wait.
+
+        `full`: devices without room for an earlier one.
+        """
+        state, chain = self._state, sequence.chain
+        router, within = state.router, state.router.within(chain, "decodes")
+        if within is None or within.issuperset(sequence.place.devices):
+            self._stay(sequence, "its devices decode", now)
+            return
+        loads = self._loads()
+        route = router.least_loaded(chain, loads, sequence.longest, within)
+        if route is None:
+            return  # those that died come back
+        best = router.roomier(chain, route, sequence.longest, within)
+        least = min(self._seating.limit_on(sequence, best.path), self._seating.limit_on(sequence, sequence.path))
+        groups = groups_for(chain.spec, sequence.computed + 1)
+        if router.holds(best) < groups or least < self._seating.limit_on(sequence, sequence.path):
+            self._stay(sequence, "it has more room here", now)
+            return
+        able = within - full
+        while able and (route := router.least_loaded(chain, loads, sequence.longest, able)) is not None:
+            if (lacking := self._load(sequence, route)) is None:
+                self._stay(sequence, "its stages cannot be loaded there", now)
+                return
+            if not lacking and self._seating.limit_on(sequence, route.path) < least:
+                lacking = set(route.devices)
+            elif not lacking and (lacking := self._crowded(sequence, route, groups)):
+                full |= lacking
+            if not lacking:
+                self._start(sequence, route, now)
+                return
+            able -= lacking
+
+    def _start(self, sequence: ScheduledSequence, route: Route, now: int) -> None:
+        why, source = self._migrations.hand_off(sequence, route.path, now), sequence.path[0].device
+        if why is None:
+            state = self._state
+            state.tell.control(now, "dispatch.choose", "TI-02", source, seq=sequence.seq, to=route.devices)
+            state.tell.phase(now, sequence.request, "transfer", route.devices)
+
+    def _load(self, sequence: ScheduledSequence, route: Route) -> set[str] | None:
+        """Request the stages that a route lacks; return its devices that load, None if one cannot."""
+        state, loading = self._state, set[str]()
+        for name, stage in state.router.lacking(route):
+            if stage in state.devices[name].stages.refused:
+                return None
+            state.ask_for(sequence.chain, name, stage)
+            loading.add(name)
+        return loading
+
+    def _crowded(self, sequence: ScheduledSequence, route: Route, groups: int) -> set[str]:
+        """Return the devices of a route without room for a sequence; where there are none, its pages are free."""
+        state, needs = self._state, Counter[str]()
+        for hop, target in crossings(sequence.chain, sequence.path, route.path):
+            needs[target] += (hop.layers[1] - hop.layers[0]) * groups
+        bound, slack = self._bound(), dict[str, int]()
+        crowded: set[str] = set()
+        for name, pages in needs.items():
+            device, comes = state.devices[name], name not in sequence.place.devices
+            slack[name] = int(device.pages.capacity * state.config.watermark) if device.passing.count else 0
+            if device.pages.free + device.pages.idle < pages + slack[name]:
+                crowded.add(name)
+            if comes and device.passing.expected + bound[name] >= state.config.max_num_seqs:
+                crowded.add(name)
+        if not crowded and not self._seating.prefix_cache.make_room(needs, None, slack):
+            return set(needs)
+        return crowded
+
+    def _bound(self) -> Counter[str]:
+        """Return how many sequences come to each device by hand-offs under way."""
+        return Counter(name for move in self._migrations for name in {part.target for part in move.parts})
+
+    def _loads(self) -> dict[str, float]:
+        """Return the sequences of each device, with those that come."""
+        loads = dict(self._state.devices.loads)
+        for name, count in self._bound().items():
+            loads[name] += count
+        return loads
+
+    def _stay(self, sequence: ScheduledSequence, why: str, now: int) -> None:
+        """Let a sequence decode where its context was computed."""
+        state = self._state
+        self.remove_sequence(sequence)
+        sequence.awaits_handoff(False)
+        sequence.place.most = self._seating.limit_on(sequence, sequence.path)
+        state.tell.control(now, "handoff.none", "TI-19", sequence.path[0].device, seq=sequence.seq, error=why)
+        state.tell.phase(now, sequence.request, "decode", sequence.place.devices)
+        if len(sequence.output) >= sequence.place.most:
+            self._seating.end(sequence, "length", now)
+        else:
+            state.ready.append(sequence)
+
+    def _record_end(self, move: Migration, committed: bool, now: int) -> None:
+        """Record the end of a hand-off: its sequence decodes now, or is to be handed off again."""
+        if move.purpose != "handoff":
+            return
+        sequence, counters = move.sequence, self._state.counters
+        if not committed:
+            counters.handoffs_aborted += 1
+            self._failures[sequence.seq] += 1
+            self._fresh = True
+            if self._failures[sequence.seq] >= self._state.config.max_crashes:
+                self._stay(sequence, "too many hand-offs of it have failed", now)
+            return
+        self.remove_sequence(sequence)
+        sequence.awaits_handoff(False)
+        counters.handoffs += 1
+        counters.handoff_bytes += sum(part.last.nbytes for part in move.parts if part.last is not None)
+        counters.handoff_ns += now - move.began
+        self._state.tell.phase(now, sequence.request, "decode", {hop.device for hop in move.path})
+        # Its prompt stays where later prompts can start from it.
+        self._seating.show(sequence)
+        self._seating.prefix_cache.add_sequence(sequence, now)

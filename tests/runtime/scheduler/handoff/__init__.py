@@ -1,0 +1,1 @@
+"""Tests of hand-offs between devices with roles."""

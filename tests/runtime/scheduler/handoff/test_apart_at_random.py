@@ -1,0 +1,33 @@
+"""Random schedules of everything (`anything`), with roles: right tokens, books that agree, no hang (TI-19)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.runtime.scheduler.anything import Anything
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_with_roles(seed: int) -> None:
+    cluster = Anything(seed=seed, apart=True)
+    cluster.run()
+    cluster.expect_end()
+
+
+def test_schedules_with_roles_do_have_all_of_it() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12, 24):
+        cluster = Anything(seed=seed, apart=True)
+        cluster.run()
+        cluster.expect_end()
+        counters = cluster.scheduler.state().counters
+        seen["handed off"] += counters.handoffs
+        seen["given up"] += counters.handoffs_aborted
+        seen["preempted"] += counters.preemptions
+        seen["shared"] += counters.shared
+        seen["swapped in"] += counters.swapped_in
+        seen["deaths"] += len(cluster.trace.named("fault"))
+        seen["balanced"] += counters.moves - counters.handoffs
+    assert min(seen.values()) > 0 and len(seen) == 7, seen
