@@ -173,6 +173,14 @@ ROUTES: Mapping[str, Said] = {
         """"models": [{"name", "running", "waiting", …}], "running", """
         """"waiting", "draining", "counters", "memory", "cluster", "queue": {"waiting", "running", "dead"}}"""
     ),
+    "POST /zoo/roles": Said(
+        """{"roles": {agent: role}}""",
+        errors={
+            400: "a body that gives no roles, or an unknown role",
+            409: "an unknown agent, a model without devices for a phase, another option that excludes roles; nothing "
+            "was changed",
+        },
+    ),
     "GET /zoo/trace": Said(
         """JSON lines, one event each""",
         query="`limit`: the latest so many events",

@@ -56,6 +56,13 @@ class MoveAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class RolesChanged:
+    """Report the result of a SetRoles. `error`: why nothing was changed; empty if the roles are as requested."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SolvePlan:
     """Solve a planning problem beside the scheduler, and return its PlanSolved.
 
@@ -69,7 +76,7 @@ class SolvePlan:
     method: PlanMethod
 
 
-SchedulerCommand = SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered
+SchedulerCommand = SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered | RolesChanged
 
 
 class AddRequest(msgspec.Struct, frozen=True, gc=False):
@@ -121,6 +128,13 @@ class MoveSequence:
     lo: int
     hi: int
     target: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetRoles:
+    """Give devices other roles, all of them or none; pairs of device and role. Answered by one RolesChanged at once."""
+
+    roles: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +205,7 @@ SchedulerEvent = (
     | PauseSequence
     | ResumeSequence
     | MoveSequence
+    | SetRoles
     | AgentDown
     | Tick
     | ServeModel

@@ -17,6 +17,7 @@ from runtime.control.scheduler_io import (
     ModelUpdated,
     MoveAnswered,
     ReplaceAgent,
+    RolesChanged,
     SchedulerCommand,
     SolvePlan,
 )
@@ -128,7 +129,7 @@ class CommandOutbox:
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
-        self._updated: list[ModelUpdated | MoveAnswered | SolvePlan] = []
+        self._updated: list[ModelUpdated | MoveAnswered | RolesChanged | SolvePlan] = []
 
     def load(
         self,
@@ -250,6 +251,9 @@ class CommandOutbox:
 
     def moving(self, seq: str, error: str) -> None:
         self._updated.append(MoveAnswered(seq, error))
+
+    def roles_changed(self, error: str) -> None:
+        self._updated.append(RolesChanged(error))
 
     def solve(self, command: SolvePlan) -> None:
         """Have a plan solved beside the scheduler."""

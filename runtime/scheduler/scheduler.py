@@ -38,6 +38,7 @@ from runtime.control.scheduler_io import (
     SchedulerCommand,
     SchedulerEvent,
     ServeModel,
+    SetRoles,
     Tick,
     WithdrawModel,
 )
@@ -67,6 +68,7 @@ from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.devices.events import DeviceEvents
 from runtime.scheduler.devices.roles import DeviceRoles
 from runtime.scheduler.handoff.handoffs import Handoffs
+from runtime.scheduler.handoff.role_changes import RoleChanges
 from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.shared_prompts import SharedPrompts
@@ -143,6 +145,7 @@ class Scheduler:
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
         self._admission = Admission(self._state, self._seating, chooser, self.residency, self._order)
         self.migrations = Migrations(self._state, self._seating, moves)
+        self._roles = RoleChanges(self._state, self._seating)
         self._handoffs = Handoffs(self._state, self._seating, self.migrations)
         on_rest, on_context = self.migrations.at_rest, self._handoffs.begin
         self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, on_rest, on_context)
@@ -214,6 +217,8 @@ class Scheduler:
                 self.control.pauses.resume(event.seq, now)
             case MoveSequence():
                 self._move(event, now)
+            case SetRoles():
+                self._roles.change(event, now)
             case PlanSolved() if self.plans is not None:
                 self.plans.solved(event, now)
             case _:

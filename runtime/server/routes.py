@@ -9,21 +9,26 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from runtime.config import RoleName
 from runtime.frontend.errors import RequestError, unknown_model
 from runtime.frontend.served_models import NotServedYet, ServedModel, StoredModel
 from runtime.server.auth import is_known
 from runtime.server.context import Service
 from runtime.server.model_loading import load_model
 from runtime.server.openai.responses import reply
+from runtime.server.request_body import read_body
 from runtime.server.state_document import state_document
 from runtime.tracing.sink import Trace
 from zoo.errors import ZooError
 
 _LINES_PER_WRITE = 512
+#: Largest body of a change of roles.
+_ROLES_BYTES = 1 << 20
 
 
 class ZooRoutes:
@@ -82,6 +87,16 @@ class ZooRoutes:
     async def zoo_state(self, request: Request) -> Response:
         """Agents, block instances, pages, models and counters, now."""
         return reply(await run_in_threadpool(state_document, self._service))
+
+    async def set_roles(self, request: Request) -> Response:
+        """Change what agents run, all of those named or none: `{"agent-0": "prefill" | "decode" | "both"}`."""
+        try:
+            roles = msgspec.json.decode(await read_body(request, _ROLES_BYTES), type=dict[str, RoleName])
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"The body must give agents their roles: {error}", code="invalid_roles") from None
+        if (why := await run_in_threadpool(self._service.driver.set_roles, roles)) is not None:
+            raise RequestError(f"Nothing was changed: {why}.", status=409, code="roles_refused")
+        return reply({"roles": roles})
 
     async def zoo_trace(self, request: Request) -> Response:
         """The latest events, one JSON object per line; `?limit=` bounds how many."""

@@ -129,6 +129,14 @@ class ClusterDriver(BaseDriver):
         """
         return self._answer(self._scheduler_loop.move(seq, blocks, target))
 
+    def set_roles(self, roles: Mapping[str, str]) -> str | None:
+        """Change what agents run (`policy.roles.role`), by their names, all of them or none.
+
+        Returns why that cannot be, or None. Nothing is loaded again or restarted. Raises Unavailable once the driver is
+        dead.
+        """
+        return self._answer(self._scheduler_loop.set_roles(roles))
+
     def pause(self, request: str, expected: int | None = None) -> int:
         """Pause a request's sequences until `resume`; return how many there are, 0 for an unknown request.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from runtime.cluster.agents.pool import AgentPool
@@ -35,9 +35,11 @@ from runtime.control.scheduler_io import (
     PauseSequence,
     PlanSolved,
     ResumeSequence,
+    RolesChanged,
     SchedulerCommand,
     SchedulerEvent,
     ServeModel,
+    SetRoles,
     SolvePlan,
     Tick,
     WithdrawModel,
@@ -135,6 +137,12 @@ class SchedulerLoop:
         self.run_soon(lambda now: self._move(seq, blocks, target, answer, now))
         return answer
 
+    def set_roles(self, roles: Mapping[str, str]) -> Future[str | None]:
+        """Change roles of devices; the future gets why that cannot be, or None."""
+        answer: Future[str | None] = Future()
+        self.run_soon(lambda now: self._set_roles(SetRoles(tuple(roles.items())), answer, now))
+        return answer
+
     def pause(self, request: str, expected: int | None) -> Future[int]:
         """Pause a request's sequences; the future gets their number."""
         return self._run_for_request(request, lambda seq: PauseSequence(seq, expected))
@@ -228,6 +236,11 @@ class SchedulerLoop:
         commands = self._handle(MoveSequence(seq, blocks.start, blocks.stop, target), now)
         self._carry_out(commands, now)
         answer.set_result(next((each.error for each in commands if isinstance(each, MoveAnswered)), "") or None)
+
+    def _set_roles(self, event: SetRoles, answer: Future[str | None], now: int) -> None:
+        commands = self._handle(event, now)
+        self._carry_out(commands, now)
+        answer.set_result(next((each.error for each in commands if isinstance(each, RolesChanged)), "") or None)
 
     def _run_for_request(self, request: str, event: Callable[[str], PauseSequence | ResumeSequence]) -> Future[int]:
         answer: Future[int] = Future()

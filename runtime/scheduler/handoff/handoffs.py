@@ -52,7 +52,7 @@ class Handoffs:
     def begin(self, sequence: ScheduledSequence, now: int) -> None:
         """Let a sequence with a computed context wait for its hand-off, unless its path decodes."""
         if self._state.router.admits(sequence.chain, sequence.path, "decodes"):
-            self._state.tell.phase(now, sequence.request, "decode", sequence.place.devices)
+            self._decode_here(sequence, now)
             return
         sequence.awaits_handoff(True)
         self._waiting[sequence.seq] = sequence
@@ -158,13 +158,18 @@ class Handoffs:
         state = self._state
         self.remove_sequence(sequence)
         sequence.awaits_handoff(False)
-        sequence.place.most = self._seating.limit_on(sequence, sequence.path)
         state.tell.control(now, "handoff.none", "TI-19", sequence.path[0].device, seq=sequence.seq, error=why)
-        state.tell.phase(now, sequence.request, "decode", sequence.place.devices)
-        if len(sequence.output) >= sequence.place.most:
-            self._seating.end(sequence, "length", now)
-        else:
+        if self._decode_here(sequence, now):
             state.ready.append(sequence)
+
+    def _decode_here(self, sequence: ScheduledSequence, now: int) -> bool:
+        """Give a sequence the limit of its path; return False if it has ended by that."""
+        sequence.place.most = self._seating.limit_on(sequence, sequence.path)
+        self._state.tell.phase(now, sequence.request, "decode", sequence.place.devices)
+        if len(sequence.output) < sequence.place.most:
+            return True
+        self._seating.end(sequence, "length", now)
+        return False
 
     def _record_end(self, move: Migration, committed: bool, now: int) -> None:
         """Record the end of a hand-off: its sequence decodes now, or is to be handed off again."""

@@ -1,0 +1,71 @@
+"""Real models with prompts and decoding apart (TI-15): what one device answers, log-probabilities included.
+
+They are two families, an adapter and a stitched chain; requests are greedy, sampled, with penalties, and with
+log-probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runtime.config import ClusterConfig, Placement, RoleName
+from runtime.types import SamplingParams, SequenceRequest
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
+from tests.runtime.engine.test_equality import prompts
+from tests.runtime.scheduler.real_models.test_chains import LENGTHS, MODELS, cluster_of, family  # noqa: F401
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+
+GREEDY = SamplingParams(12, ignore_eos=True)
+KINDS = {
+    "greedy": GREEDY,
+    "sampled": replace(GREEDY, temperature=0.9, top_p=0.8, seed=5),
+    "penalized": replace(GREEDY, temperature=0.7, seed=7, repetition_penalty=1.3, presence_penalty=0.5),
+    "logprobs": replace(GREEDY, logprobs=3),
+}
+
+
+def ask(cluster: VirtualCluster) -> VirtualCluster:
+    """Ask each model for each kind of answer to each prompt, and wait for all of them."""
+    number = 0
+    for model in MODELS:
+        for at, prompt in enumerate(prompts(len(model), LENGTHS)):
+            for kind, sampling in KINDS.items():
+                seq, number = f"{model}-{at}-{kind}", number + 1
+                cluster.ask(SequenceRequest(seq, f"r-{seq}", model, prompt, sampling), at=number * MS // 4)
+    cluster.run()
+    cluster.expect_empty()
+    return cluster
+
+
+def told(cluster: VirtualCluster) -> dict[str, list[object]]:
+    return {seq: [(e.token, e.logprob, e.top, e.finish) for e in each.events] for seq, each in cluster.told.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(family: Bench) -> dict[str, list[object]]:  # noqa: F811
+    return told(ask(cluster_of(family, 1, pages=4000)))
+
+
+@pytest.mark.parametrize(
+    ("roles", "placement"),
+    [
+        (("prefill", "decode"), "auto"),
+        (("prefill", "decode", "decode"), "partition"),
+        (("prefill", "prefill", "decode"), "partition"),
+    ],
+)  # fmt: skip
+def test_answers_are_those_of_one_device(
+    family: Bench,  # noqa: F811
+    alone: dict[str, list[object]],
+    roles: tuple[RoleName, ...],
+    placement: Placement,
+) -> None:
+    named = tuple((f"d{at}", role) for at, role in enumerate(roles))
+    config = ClusterConfig(devices=len(roles), placement=placement, roles=named, prefill_chunk=8)
+    cluster = ask(cluster_of(family, len(roles), pages=4000, config=config))
+    assert told(cluster) == alone
+    counters = cluster.scheduler.state().counters
+    assert (counters.handoffs, counters.handoffs_aborted) == (len(alone), 0)
+    assert counters.recomputed == 0 and not cluster.trace.named("handoff.none")
