@@ -16,6 +16,7 @@ from runtime.config import RoleName
 
 #: What is run of a sequence: its context as far as it is known, or the tokens behind it, one by one.
 PathPhase = Literal["prompts", "decodes"]
+PHASES: tuple[PathPhase, ...] = ("prompts", "decodes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from runtime.config import AgentConfig, ClusterConfig
+from runtime.policy.roles.role import PHASES, ROLES
 from runtime.shipped import SHIPPED_AGENT, SHIPPED_CLUSTER, Serving, agent_config, cluster_config
 from runtime.sim.baselines.engine import EngineSettings
 from runtime.sim.experiments.tables import Settings, settings_of
@@ -23,6 +24,7 @@ class Policy:
         engines: Instead of this project's scheduler, engines that are deployed apart (the paper's baselines).
         strides: Whether a device decodes all the tokens of its credit in one simulated step: fewer events, but rows
             that come meanwhile wait for its end.
+        roles: What each device runs, in the order of the servers (TI-04); none: everything.
     """
 
     cutting: Cutting = field(default_factory=Cutting)
@@ -31,11 +33,28 @@ class Policy:
     stand_ins: StandIns = field(default_factory=StandIns)
     strides: bool = False
     engines: EngineSettings | None = None
+    roles: tuple[str, ...] = ()
 
     @property
     def adaptive(self) -> bool:
         """Whether requests allow more than the model they name."""
         return self.cutting.equivalents or self.scheduler.speculation.mode == "similarity"
+
+    def scheduler_of(self, devices: Sequence[str]) -> ClusterConfig:
+        """Return the scheduler's settings with the roles of these devices. Raises InputError for wrong ones."""
+        if not self.roles:
+            return self.scheduler
+        if len(self.roles) != len(devices):
+            raise InputError(f"policies.roles names {len(self.roles)} roles for {len(devices)} devices: one for each")
+        if unknown := [name for name in self.roles if name not in ROLES]:
+            raise InputError(f"policies.roles: {unknown[0]!r} is no role; they are {', '.join(ROLES)}")
+        named = tuple((device, ROLES[name].name) for device, name in zip(devices, self.roles, strict=True))
+        if not all(any(ROLES[name].admits(phase) for name in self.roles) for phase in PHASES):
+            raise InputError("policies.roles: prompts and decoding both need a device")
+        try:
+            return replace(self.scheduler, residency="fixed", roles=named)
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
 
 def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
@@ -45,7 +64,9 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     """
     given = dict(values)
     stand_ins = settings_of(StandIns, given.pop("stand_ins", {}), "stand_ins")
-    strides, engines = given.pop("strides", False), given.pop("engines", None)
+    strides, engines, roles = given.pop("strides", False), given.pop("engines", None), given.pop("roles", ())
+    if not isinstance(roles, list | tuple) or not all(isinstance(name, str) for name in roles):
+        raise InputError("policies.roles: a list of roles, one for each device")
     if not isinstance(strides, bool):
         raise InputError("policies.strides: true or false")
     unknown = given.keys() - {each.name for kind in (Cutting, ClusterConfig, AgentConfig) for each in fields(kind)}
@@ -53,7 +74,15 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
         raise InputError(f"a policy has no {min(unknown)!r}")
     scheduler, agent = shipped(devices)
     apart = None if engines is None else settings_of(EngineSettings, engines, "engines")
-    return Policy(_named(Cutting(), given), _named(scheduler, given), _named(agent, given), stand_ins, strides, apart)
+    return Policy(
+        _named(Cutting(), given),
+        _named(scheduler, given),
+        _named(agent, given),
+        stand_ins,
+        strides,
+        apart,
+        tuple(roles),
+    )
 
 
 def shipped(devices: int) -> tuple[ClusterConfig, AgentConfig]:

@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -97,6 +97,8 @@ def assemble(
 ) -> Simulation:
     """Build the simulation of a policy. `record`: receives the lines of the scheduler's log."""
     cluster = scenario.cluster.cluster()
+    servers = dict(cluster.devices())
+    policy = replace(policy, scheduler=policy.scheduler_of(tuple(servers)))
     family = family_of(scenario.apps.apps(), policy.cutting)
     chains = [family.chain(name) for name in scenario.models()]
     blocks = family.blocks()
@@ -111,7 +113,6 @@ def assemble(
             raise InputError("a run with a ladder keeps no log")
         scheduler = ReplayRecorder(deciding, head_of(chains, blocks, policy.scheduler, surrogates, adaptation), record)
     hosts = [Host(server, scenario.cluster.host_cache * server.count) for server in cluster.servers]
-    servers = dict(cluster.devices())
     prices = {server.gpu: Pricing(server.gpu, family) for server in cluster.servers}
 
     def node(name: str) -> Node:

@@ -12,9 +12,9 @@ A scenario file is TOML or JSON; every value is optional, unknown names are refu
     [classes.NAME]   share = 0.1   slo_ms = 8000   priority = 0   within = 1.0   prompts, answers
     [pace]      tick, report
     [policies.NAME]   provision = "blocks" | "pm" | "ps", and values of family.Cutting, config.ClusterConfig and
-                      config.AgentConfig; tables control, speculation, order, stand_ins and engines in it have values of
-                      config.ControlConfig, config.SpeculationConfig, config.OrderConfig, stand_ins.StandIns and
-                      engine.EngineSettings
+                      config.AgentConfig; roles = ["prefill", "decode", …], one for each device; tables control,
+                      speculation, order, stand_ins and engines in it have values of config.ControlConfig,
+                      config.SpeculationConfig, config.OrderConfig, stand_ins.StandIns and engine.EngineSettings
 
 What a policy does not name is as `zoo serve` ships it on so many GPUs (`runtime.shipped`).
 """
