@@ -163,7 +163,8 @@ def _parts_of(app: App, cutting: Cutting) -> list[FamilyPart]:
     found = []
     for lo, hi in pairwise(bounds):
         layers = -(-shape.attentions(lo, hi) // cutting.page_layers)
-        found.append(FamilyPart(Block(Stage(owner, lo, hi).id, shape.bytes_of(lo, hi), layers), shape, lo, hi))
+        block = Block(Stage(owner, lo, hi).id, shape.bytes_of(lo, hi), layers, components=hi - lo)
+        found.append(FamilyPart(block, shape, lo, hi))
     return found
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulated.many_queues import run
-from benchmarks.simulated.queue_cases import EXPERIMENTS, PARTS, cases
+from benchmarks.simulated.queue_cases import EXPERIMENTS, PARTS, cases, scenario
 from benchmarks.simulated.queue_plots import draw
+from runtime.sim.experiments.run import play
 
 
 @pytest.mark.parametrize("what", EXPERIMENTS)
@@ -48,3 +49,11 @@ def test_documents_become_a_plot(tmp_path: Path) -> None:
     runs = {label: {"qlm": [row, row], "fcfs": [row]} for label in ("1% interactive", "5% interactive")}
     made = draw({"interactive": {"runs": runs}}, tmp_path / "orders.png")
     assert made.read_bytes().startswith(b"\x89PNG")
+
+
+def test_reading_ahead_makes_loads_shorter() -> None:
+    """Four models for one device, in a server that keeps what it has read: the next ones are read before their turn."""
+    made = scenario({name: PARTS[name] for name in ("qlm", "read-ahead")}, 40, 1, host_cache=2 * 10**11, models=4)
+    plain, ahead = (play(made, name, made.demand(0)) for name in ("qlm", "read-ahead"))
+    assert ahead.ledger.load_ns / ahead.ledger.loads < 0.6 * plain.ledger.load_ns / plain.ledger.loads
+    assert ahead.disk_bytes == plain.disk_bytes, "each model is read once"
