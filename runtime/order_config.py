@@ -35,6 +35,8 @@ class OrderConfig:
             those of the same. A plan orders whole groups: with fewer of them it has less to choose from.
         assign: Which cell a group gets that several may serve: the one that begins with it first (`backlog`,
             QL-12), or the next one in turn (`turns`, the paper's round robin), in which case it stays there.
+        speeds: Whether forecasts and plans tell cells apart by how long work takes there (QL-22), or take all to be
+            equally fast.
         group_batches: Most requests of a group, as a multiple of the mean number that run (QL-03; the paper's delta).
         plan_alpha: Probability with which a planned group is to be on time.
         plan_rounds: Moves that the search for a plan tries; 0: groups are only inserted.
@@ -60,6 +62,7 @@ class OrderConfig:
     group_batches: int = 4
     cells: bool = True
     assign: str = "backlog"
+    speeds: bool = True
     plan_alpha: float = 0.95
     plan_rounds: int = 40_000
     plan_duty: float = 0.05

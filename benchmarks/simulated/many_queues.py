@@ -10,7 +10,8 @@ WHAT, with the scenarios of `queue_cases`:
 - `long`: the same with answers that take much longer than the objective of interactive requests, `--requests 60`.
 - `mega`: one model; some requests have prompts and answers that take a large part of a device's K and V (Figure 16).
 - `bursts`: the same requests in less time, so that queues get longer (Figure 16).
-- `mixed`: A10 beside A100, with one model of 7B; `turns` assigns groups to devices in turn (Figure 16).
+- `mixed`: A10 beside A100, with one model of 7B; `one speed` takes them to be equally fast, `turns` assigns groups to
+  devices in turn (Figure 16).
 - `slo`: objectives from 1 to 11 times as long (Figure 20).
 
 `fcfs` is vLLM's order: a strict queue. By default `--requests` for each device come within a minute: faster than any

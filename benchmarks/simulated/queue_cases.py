@@ -46,9 +46,10 @@ PARTS: Policies = {
     "whole steps": _order("qlm", cap_batches=False),
     "insertion alone": _order("qlm", plan_rounds=0),
 }
-#: Orders with other ways to assign groups to devices.
+#: Orders with other ways to assign groups to devices; `one speed`: as if all were equally fast.
 ASSIGNED: Policies = {
     "qlm": _order("qlm"),
+    "one speed": _order("qlm", speeds=False),
     "turns": _order("qlm", assign="turns"),
     "edf": _order("edf"),
     "fcfs": _order("fcfs"),

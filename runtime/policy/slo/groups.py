@@ -71,7 +71,7 @@ class Group:
         live: Number of its members that have not ended.
         context, made, most: Sums over the waiting members.
         changes: Number of its changes of members.
-        work: What a mean member's work was found to be, after the versions of what that was found from; empty where it
+        work: What a mean member's work was found to be, after the versions of what that was found from; None where it
             was not.
     """
 
@@ -86,7 +86,7 @@ class Group:
     made: int = 0
     most: int = 0
     changes: int = 0
-    work: tuple[int, int, int, Occupancy] | None = None
+    work: tuple[tuple[int, int, int, str], Occupancy] | None = None
     _turns: list[Turn] = field(default_factory=list)
     _members: dict[Turn, Member] = field(default_factory=dict)
 

@@ -4,8 +4,8 @@
     a cell has places left, and nothing waits for it -> `balance`: it gets the most urgent members that wait elsewhere
 
 Until a cell begins with a group, it loads what the group's model lacks there, and serves what is before the group in
-the order: what runs and is behind it gives way, where that is on (QL-09). Of equal cells the one with less work is
-taken.
+the order: what runs and is behind it gives way, where that is on (QL-09). What the group takes longer there than in the
+fastest cell counts as well (QL-22). Of equal cells the one with less work is taken.
 A group stays in its cell while that has a living path for it, and what runs never moves. When a cell has none any more,
 its groups go to other cells that have one; else they wait for it. The queues of other cells change no further (QL-06).
 Where there is one cell there is nothing to choose, and nothing is limited. With `assign = "turns"` groups go to the
@@ -25,6 +25,9 @@ from runtime.scheduler.observe.load_times import LoadTimes
 from runtime.scheduler.order.forecasts import Forecasts
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.sequences.sequence import ScheduledSequence
+
+#: Cells whose times for a group differ by this share at most are equally fast.
+_ALIKE = 0.1
 
 
 class CellAssignment:
@@ -79,7 +82,16 @@ class CellAssignment:
         if self._in_turn:
             self._turn += 1
             return able[self._turn % len(able)]
-        return able[0] if len(able) == 1 else min(able, key=lambda name: self._begins(name, group))
+        if len(able) == 1:
+            return able[0]
+        own = {name: self._own(name, group) for name in able}
+        fastest = min(own.values())
+
+        def ends(name: str) -> tuple[float, float]:
+            begins, whole = self._begins(name, group)
+            return begins + _longer(own[name], fastest), whole
+
+        return min(able, key=ends)
 
     def balance(self) -> bool:
         """Assign members that wait to cells with places left for which none waits; return whether there were any."""
@@ -99,9 +111,14 @@ class CellAssignment:
         return moved
 
     def _sooner(self, name: str, group: Group) -> bool:
-        """Return whether a cell for which nothing waits begins with a waiting group before the group's own cell."""
-        load = self._load(name, group)
-        return not load or group.cell not in self._cells or load < self._begins(group.cell, group)[0]
+        """Return whether a cell for which nothing waits serves a waiting group before the group's own cell does."""
+        later = self._load(name, group) + _longer(self._own(name, group), self._own(group.cell, group))
+        return not later or group.cell not in self._cells or later < self._begins(group.cell, group)[0]
+
+    def _own(self, name: str, group: Group) -> float:
+        """Return the time that a group takes once a cell has begun with it, in ns (QL-22)."""
+        count = len(group)
+        return self._forecasts.work_in(group, name).mean * (1 + (count - 1) / self._most) if count else 0.0
 
     def _begins(self, name: str, group: Group) -> tuple[float, float]:
         """Return the time until a cell begins with a group, and that of all its work, in ns."""
@@ -129,3 +146,8 @@ class CellAssignment:
         return all(
             any(device in cell.devices and alive(device) for device in where.get(use.block, ())) for use in chain.uses
         )
+
+
+def _longer(time: float, other: float) -> float:
+    """Return by how much a time is longer than another one; 0 where they are nearly the same."""
+    return time - other if time > (1 + _ALIKE) * other else 0.0

@@ -50,7 +50,7 @@ class DeadlineOrder:
 
     def __init__(self, config: OrderConfig, places: int, outcome: Callable[[int, float, float], None]) -> None:
         self._soft = config.soft_deadline_ms * 1_000_000
-        self._times, self._lengths = ServiceTimes(), AnswerLengths()
+        self._times, self._lengths = ServiceTimes(config.speeds), AnswerLengths()
         self.forecasts = Forecasts(self._times, self._lengths, self._soft, places, outcome, config.slo_classes)
         self._batch = _Mean(places)
         self._size = config.group_batches
@@ -98,7 +98,7 @@ class DeadlineOrder:
 
     def record_start(self, sequence: ScheduledSequence, now: int) -> None:
         """Record that a sequence starts on its devices."""
-        self._times.start(sequence.seq, sequence.tokens - sequence.computed, now)
+        self._times.start(sequence.seq, sequence.tokens - sequence.computed, now, self.forecasts.cell(sequence))
         self.forecasts.record_start(sequence, now)
 
     def record_first_token(self, sequence: ScheduledSequence, now: int) -> None:
@@ -147,7 +147,7 @@ class DeadlineOrder:
         """
         if self._waits_only(sequence):
             return int(_LUCK * self.context(sequence, sequence.tokens))
-        service, token = self.forecasts.anew(sequence).mean, self._times.tokens(sequence.chain.model, 1)
+        service, token = self.forecasts.anew(sequence).mean, self.forecasts.token(sequence)
         gain = token - min(self.quickest.values()) if self.quickest else 0.0
         return int(_LUCK * (service - max(gain, 0.0) * self._expected(sequence)))
 
@@ -167,12 +167,12 @@ class DeadlineOrder:
 
     def context(self, sequence: ScheduledSequence, tokens: int) -> int:
         """Return the time to compute so many tokens of a sequence before its next one."""
-        return self._times.context(sequence.chain.model, tokens)
+        return self.forecasts.context(sequence, tokens)
 
     def settled(self, sequence: ScheduledSequence, now: int) -> bool:
         """Return whether a running sequence has run as long as its next start would take, and made a token since."""
         ran = self._times.since(sequence.seq, now)
-        return sequence.phase == "decode" and ran >= self._times.context(sequence.chain.model, sequence.tokens)
+        return sequence.phase == "decode" and ran >= self.context(sequence, sequence.tokens)
 
     def _late_rank(self, sequence: ScheduledSequence, now: int) -> Rank | None:
         """Return the rank of a waiting sequence that cannot be on time any more; None for one that still can.

@@ -203,9 +203,17 @@ class Forecasts:
 
     def longest(self, sequence: ScheduledSequence, anew: bool) -> int:
         """Return an upper bound of the time that `anew` or `rest` predicts, for 95 % of the answers."""
-        context, model = sequence.tokens - (0 if anew else sequence.computed), sequence.chain.model
-        begin = self._times.context(model, context) if context > 1 else 0
-        return begin + self._times.tokens(model, self.most_tokens(sequence))
+        context = sequence.tokens - (0 if anew else sequence.computed)
+        begin = self.context(sequence, context) if context > 1 else 0
+        return begin + self._times.tokens(sequence.chain.model, self.most_tokens(sequence), self.cell(sequence))
+
+    def context(self, sequence: ScheduledSequence, tokens: int) -> int:
+        """Return the time to compute so many tokens of a sequence before its next one, in its cell."""
+        return self._times.context(sequence.chain.model, tokens, self.cell(sequence))
+
+    def token(self, sequence: ScheduledSequence) -> int:
+        """Return the time of a token of a sequence's answer, in its cell."""
+        return self._times.tokens(sequence.chain.model, 1, self.cell(sequence))
 
     def most_tokens(self, sequence: ScheduledSequence) -> int:
         """Return an upper bound of the tokens that a sequence still gets, for 95 % of the answers; at least 1."""
@@ -271,29 +279,37 @@ class Forecasts:
         return GroupKey(request.priority, kept, answers_of(sequence), sequence.chain.version, late)
 
     def work(self, group: Group) -> Occupancy:
-        """Return the work that the mean waiting member of a group is; it is kept, since few groups change at a time."""
-        known, times, lengths = group.work, self._times.version, self._lengths.version
-        if known is not None and known[0] == times and known[1] == lengths and known[2] == group.changes:
-            return known[3]
-        found = self._work_of(group.key.answers.model, group.key.answers, *group.mean)
-        group.work = times, lengths, group.changes, found
-        return found
+        """Return the work that the mean waiting member of a group is in its cell.
+
+        It is kept, since few groups change at a time.
+        """
+        version = self._times.version, self._lengths.version, group.changes, group.cell
+        if group.work is None or group.work[0] != version:
+            group.work = version, self.work_in(group, group.cell)
+        return group.work[1]
+
+    def work_in(self, group: Group, cell: str | None) -> Occupancy:
+        """Return what `work` is in a cell; None: in one of a mean pace (QL-22)."""
+        context, made, most = group.mean
+        return self._work_of(group.key.answers.model, cell, group.key.answers, context, made, most)
 
     def promised(self, group: Group) -> Occupancy:
         """Return the part of `work` until what a group's deadlines are for: its first token, or its whole answer."""
         objective = group.key.objective
         if objective is None or not objective.first_token:
             return self.work(group)
-        return Occupancy(self._times.context(group.key.answers.model, round(group.mean[0])))
+        return Occupancy(self._times.context(group.key.answers.model, round(group.mean[0]), group.cell))
 
     def _work_from(self, sequence: ScheduledSequence, context: int) -> Occupancy:
         made, most = len(sequence.output), sequence.request.sampling.max_tokens
         begin = context if context > 1 else 0
-        return self._work_of(sequence.chain.model, answers_of(sequence), begin, made, most)
+        return self._work_of(sequence.chain.model, self.cell(sequence), answers_of(sequence), begin, made, most)
 
-    def _work_of(self, model: str, answers: AnswerClass, context: float, made: int, most: int) -> Occupancy:
-        rest, token = self._lengths.rest(answers, made, most), self._times.tokens(model, 1)
+    def _work_of(
+        self, model: str, cell: str | None, answers: AnswerClass, context: float, made: int, most: int
+    ) -> Occupancy:
+        rest, token = self._lengths.rest(answers, made, most), self._times.tokens(model, 1, cell)
         if not context:
             return Occupancy(rest.mean * token, rest.variance * token * token)
-        begin = self._times.context(model, round(context))  # with it comes the first token
+        begin = self._times.context(model, round(context), cell)  # with it comes the first token
         return Occupancy(begin + (rest.mean - 1) * token, rest.variance * token * token)

@@ -1,8 +1,9 @@
 """Write the waiting groups and the devices as a planning problem (QL-04, QL-18, QL-22).
 
 Queues are those of the serving cells (`scheduler.order.cells`). A group may run in the cells that are homes of its
-chain (`policy.residency.homes`), mostly one, so what a plan decides is the order there. Loads cost what the scheduler
-has measured, by the tier that blocks come from.
+chain (`policy.residency.homes`), mostly one, so what a plan decides is the order there; one that has begun stays in its
+cell (QL-12). A cell's times are those that the scheduler has measured there (QL-22), and loads cost what it has
+measured, by the tier that blocks come from.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class _Builder:
         largest = max(sum(self._sizes[name] for name in self._names(chain)) for chain in self._chains)
         places = [max(self._order.forecasts.places(name), 1) for name in self._names_of_cells]
         present = [self._queue_of(group) for group in waiting]
-        groups = tuple(self._group(group, places[at]) for group, at in zip(waiting, present, strict=True))
+        groups = tuple(self._group(group, max(places), at) for group, at in zip(waiting, present, strict=True))
         queues = tuple(
             self._queue(name, cell, max(room or sum(self._sizes.values()), largest), count)
             for name, cell, room, count in zip(self._names_of_cells, self._cells, self._rooms, places, strict=True)
@@ -129,7 +130,10 @@ class _Builder:
             queues,
             tuple(tuple(self._blocks[name] for name in self._names(chain)) for chain in self._chains),
             tuple(self._sizes[name] for name in sorted(self._sizes)),
-            tuple(self._rates(cell) for cell in self._cells),
+            tuple(
+                self._rates(cell, self._slowness(name, cell, waiting), max(places) / count)
+                for name, cell, count in zip(self._names_of_cells, self._cells, places, strict=True)
+            ),
             alpha=self._state.config.order.plan_alpha,
             rounds=rounds,
         )
@@ -159,8 +163,9 @@ class _Builder:
         chain = self._chains[self._numbers[group.key.chain]]
         return next((at for at, cell in enumerate(self._cells) if self._at_home(chain, cell)), 0)
 
-    def _group(self, group: Group, places: int) -> PlanGroup:
-        work, count = self._order.forecasts.work(group), len(group)
+    def _group(self, group: Group, places: int, queue: int) -> PlanGroup:
+        """Return a group as it would be in a cell of a mean pace with so many places. `queue`: where it waits."""
+        work, count = self._order.forecasts.work_in(group, None), len(group)
         objective, due = group.key.objective, group.due
         waits = objective is not None and objective.first_token
         if waits:  # its start has to be in time for its first token
@@ -174,6 +179,21 @@ class _Builder:
             _spread(work),
             group.key.priority,
             waits,
+            queue if group.started else None,
+        )
+
+    def _slowness(self, cell: str, devices: Sequence[str], waiting: Sequence[Group]) -> tuple[int, ...]:
+        """Return by chain how long what waits takes in a cell, in 1/1024 of one of a mean pace (QL-22)."""
+        there, usual = [0.0] * len(self._chains), [0.0] * len(self._chains)
+        home = [self._at_home(chain, devices) for chain in self._chains]
+        for group in waiting:
+            number = self._numbers[group.key.chain]
+            if home[number]:
+                there[number] += len(group) * self._order.forecasts.work_in(group, cell).mean
+                usual[number] += len(group) * self._order.forecasts.work_in(group, None).mean
+        return tuple(
+            (max(round(SAME_SPEED * time / mean), 1) if mean else SAME_SPEED) if here else 0
+            for here, time, mean in zip(home, there, usual, strict=True)
         )
 
     def _names(self, chain: Chain) -> list[str]:
@@ -182,7 +202,7 @@ class _Builder:
         return [*names, adapters] if adapters in self._sizes else names
 
     def _at_home(self, chain: Chain, cell: Sequence[str]) -> bool:
-        """Return whether a cell has all blocks of a chain; others may have those that chains share, too."""
+        """Return whether a cell has all blocks of a chain; elsewhere may be those that chains share, too."""
         where = self._state.block_map.instances
         return all(any(name in cell for name in where.get(use.block, ())) for use in chain.uses)
 
@@ -214,19 +234,20 @@ class _Builder:
             mean, variance = mean + each.mean, variance + each.variance
         return _spread(Occupancy(mean / places, variance / places**2))
 
-    def _rates(self, cell: Sequence[str]) -> QueueRates:
+    def _rates(self, cell: Sequence[str], slowness: tuple[int, ...], crowding: float) -> QueueRates:
+        """Return the rates of a cell. `crowding`: how many times as long a drain takes there for its fewer places."""
         loads, device = self._state.times.loads, cell[0]
         each = {name: round(1e6 * loads.block_seconds(device, name, _MIB)) for name in self._blocks}
         known = [time for time in each.values() if time] or [round(1e6 * loads.seconds_per_byte * _MIB)]
         cold, warm = max(known), min(known)
-        home = [SAME_SPEED if self._at_home(chain, cell) else 0 for chain in self._chains]
         return QueueRates(
-            tuple(home),
+            slowness,
             round(1e6 * loads.delay(device)),
             cold,
             warm,
             frozenset(at for name, at in self._blocks.items() if each[name] < cold),
             keeps=warm < cold,
+            drains=tuple(round(each * crowding) for each in slowness) if crowding > 1.0 else (),
         )
 
 

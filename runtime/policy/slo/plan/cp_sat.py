@@ -95,18 +95,15 @@ class _CircuitModel:
 
     def _circuit(self) -> None:
         arcs, count, queues = [], len(self._groups), len(self._queues)
-        pinned = [each.pinned for each in self._problem.groups]
         for i in self._groups:
             for j in self._groups:
-                if i != j and not (pinned[i] is None and pinned[j] is not None):
+                if i != j:
                     self._ahead[i, j] = self.model.new_bool_var("")
                     arcs.append((i, j, self._ahead[i, j]))
             for queue in self._queues:
                 self._first[queue, i], self._last[queue, i] = self.model.new_bool_var(""), self.model.new_bool_var("")
                 arcs.append((count + queue, i, self._first[queue, i]))
                 arcs.append((i, count + (queue + 1) % queues, self._last[queue, i]))
-                if queue in pinned and pinned[i] is None:
-                    self.model.add(self._first[queue, i] == 0)
         if queues > 1:
             for queue in self._queues:
                 arcs.append((count + queue, count + (queue + 1) % queues, self.model.new_bool_var("")))
@@ -116,7 +113,7 @@ class _CircuitModel:
         for i, group in enumerate(self._problem.groups):
             self.model.add_exactly_one(self._in[i])
             for queue in self._queues:
-                if group.pinned not in (None, queue) or not self._problem.runs(queue, group.chain):
+                if not self._problem.able(queue, group):
                     self.model.add(self._in[i][queue] == 0)
                 self.model.add_implication(self._first[queue, i], self._in[i][queue])
                 self.model.add_implication(self._last[queue, i], self._in[i][queue])
@@ -131,7 +128,12 @@ class _CircuitModel:
         free = [busy(self._judge, queue) for queue in self._queues]
         scenarios = range(self._problem.scenarios)
         alike = (
-            len({(each.slowness, each.load_us, each.cold_us, each.warm_us, each.warm) for each in self._problem.rates})
+            len(
+                {
+                    (each.slowness, each.drains, each.load_us, each.cold_us, each.warm_us, each.warm)
+                    for each in self._problem.rates
+                }
+            )
             == 1
         )
         for queue in self._queues:

@@ -74,20 +74,17 @@ def evaluate(problem: Problem, orders: Sequence[Sequence[int]]) -> PlanScore:
 
 
 def check(problem: Problem, orders: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError unless each group is in one queue that can run it, pinned ones at the head of theirs."""
+    """Raise ValueError unless each group is in one queue that can run it, pinned ones in theirs."""
     if len(orders) != len(problem.queues) or sorted(i for some in orders for i in some) != list(
         range(len(problem.groups))
     ):
         raise ValueError("an order has each group once, in one of the problem's queues")
     for queue, some in enumerate(orders):
-        behind = False
         for each in some:
-            group = problem.groups[each]
-            if not problem.runs(queue, group.chain):
-                raise ValueError(f"queue {problem.queues[queue].name} cannot run group {group.id}")
-            if group.pinned is not None and (behind or group.pinned != queue):
-                raise ValueError(f"group {group.id} has begun elsewhere, or behind one that has not")
-            behind |= group.pinned is None
+            if not problem.able(queue, group := problem.groups[each]):
+                raise ValueError(
+                    f"queue {problem.queues[queue].name} cannot run group {group.id}, or it has begun elsewhere"
+                )
 
 
 def _weights(tables: Tables) -> list[int]:
@@ -110,7 +107,7 @@ class _Alone:
         t, data = self._t, self._data
         chain, due = data[t.chain + group], data[t.due + group]
         for queue in range(t.queues):
-            if not data[t.runs + queue * t.chains + chain] or data[t.pinned + group] not in (-1, queue):
+            if not data[t.able + queue * t.groups + group]:
                 continue
             at, busy = (data[t.rate + queue] * t.groups + group) * t.scenarios, t.busy + queue * t.scenarios
             load, ends = self._load(queue, chain, group)

@@ -24,7 +24,6 @@ class _Filling:
         last: Place of the last group of each chain.
         until: When all groups of each chain have ended.
         loads: Time to load each chain at the end, and when what leaves for it has ended, as far as asked for.
-        begun: Groups that are pinned.
     """
 
     number: int
@@ -35,24 +34,15 @@ class _Filling:
     last: dict[int, int] = field(default_factory=dict)
     until: dict[int, int] = field(default_factory=dict)
     loads: dict[int, tuple[int, int]] = field(default_factory=dict)
-    begun: int = 0
 
 
-def insert_all(problem: Problem, begun: Sequence[Sequence[int]] = ()) -> Orders:
-    """Return an order of all groups.
-
-    `begun`: groups that stay where they are, by queue and in their order; at first pinned ones alone.
-    """
-    work = _Insertion(problem)
-    groups = problem.groups
-    there = [list(some) for some in begun] or [
-        sorted((i for i, each in enumerate(groups) if each.pinned == queue), key=lambda i: _urgency(groups, i))
-        for queue in range(len(problem.queues))
-    ]
-    for line, some in zip(work.lines, there, strict=True):
+def insert_all(problem: Problem, kept: Sequence[Sequence[int]] = ()) -> Orders:
+    """Return an order of all groups. `kept`: groups that stay where they are, by queue and in their order."""
+    work, groups = _Insertion(problem), problem.groups
+    for line, some in zip(work.lines, kept, strict=False):
         for each in some:
             work.append(line, each)
-    known = {each for some in there for each in some}
+    known = {each for some in kept for each in some}
     rest = (i for i in range(len(groups)) if i not in known)
     for each in sorted(rest, key=lambda i: _urgency(groups, i)):
         work.insert(each)
@@ -63,17 +53,12 @@ def by_deadline(problem: Problem) -> Orders:
     """Return the order by deadline alone (EDF): each group to the queue that is free first, whatever is loaded."""
     lines = [_Filling(number, queue.busy.mean) for number, queue in enumerate(problem.queues)]
     work = _Insertion(problem)
-    pinned = [i for i, each in enumerate(problem.groups) if each.pinned is not None]
-    free = [i for i, each in enumerate(problem.groups) if each.pinned is None]
-    for i in (
-        *sorted(pinned, key=lambda i: _urgency(problem.groups, i)),
-        *sorted(free, key=lambda i: _urgency(problem.groups, i)),
-    ):
+    for i in sorted(range(len(problem.groups)), key=lambda i: _urgency(problem.groups, i)):
         group = problem.groups[i]
-        able = [line for line in lines if work.able(line, group)]
+        able = [line for line in lines if work.able(line, i)]
         line = min(able, key=lambda line: (line.free, line.number))
         line.order.append(i)
-        line.free += work.time(line, group, group.drain.mean)
+        line.free += work.drain(line, group)
     return tuple(tuple(line.order) for line in lines)
 
 
@@ -81,9 +66,7 @@ class _Insertion:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._blocks = [frozenset(blocks) for blocks in problem.chains]
-        self._able = [
-            [problem.runs(queue, chain) for chain in range(len(problem.chains))] for queue in range(len(problem.queues))
-        ]
+        self._able = [[problem.able(queue, each) for each in problem.groups] for queue in range(len(problem.queues))]
         self.lines = [
             _Filling(
                 number,
@@ -94,11 +77,20 @@ class _Insertion:
             for number, queue in enumerate(problem.queues)
         ]
 
-    def able(self, line: _Filling, group: PlanGroup) -> bool:
-        return self._able[line.number][group.chain] and group.pinned in (None, line.number)
+    def able(self, line: _Filling, i: int) -> bool:
+        return self._able[line.number][i]
 
-    def time(self, line: _Filling, group: PlanGroup, mean: int) -> int:
-        return mean * self._problem.rates[line.number].slowness[group.chain] // SAME_SPEED
+    def drain(self, line: _Filling, group: PlanGroup) -> int:
+        """Return the time until the queue is free for the next group."""
+        return group.drain.mean * self._problem.rates[line.number].drain_factor(group.chain) // SAME_SPEED
+
+    def finish(self, line: _Filling, group: PlanGroup) -> int:
+        """Return the time from a group's start to what its deadline is about."""
+        rates = self._problem.rates[line.number]
+        time = group.drain.mean * (group.members - 1) // group.members * rates.drain_factor(group.chain)
+        if not group.waits_only:
+            time += group.execution.mean * rates.slowness[group.chain]
+        return time // SAME_SPEED
 
     def insert(self, i: int) -> None:
         """Insert a group where it costs least."""
@@ -107,21 +99,18 @@ class _Insertion:
         best: tuple[int, int, int] | None = None
         chosen: tuple[_Filling, int] | None = None
         for line in self.lines:
-            if not self._able[line.number][group.chain]:
+            if not self.able(line, i):
                 continue
-            finish = self.time(line, group, self._finish(group))
+            finish = self.finish(line, group)
             load, leaves = self._load(line, group.chain)
             end = max(line.free, leaves) + load + finish
             cost = (max(end - due, 0) * group.members, load, end)
             if best is None or cost < best:
                 best, chosen = cost, (line, len(line.order))
             place = line.last.get(group.chain, len(line.order)) + 1
-            if line.begun <= place < len(line.order):
-                drain = self.time(line, group, group.drain.mean)
-                before = line.ends[place - 1]
-                start = before - self.time(line, group, self._finish(self._problem.groups[line.order[place - 1]]))
-                start += self.time(line, group, self._problem.groups[line.order[place - 1]].drain.mean)
-                harm = self._delayed(line, place, drain)
+            if place < len(line.order):
+                start = self._after(line, place - 1)
+                harm = self._delayed(line, place, self.drain(line, group))
                 cost = (max(start + finish - due, 0) * group.members + harm, 0, start + finish)
                 if cost < best:
                     best, chosen = cost, (line, place)
@@ -139,21 +128,18 @@ class _Insertion:
         load, leaves = self._load(line, group.chain)
         start = max(line.free, leaves) + load
         line.last[group.chain] = len(line.order)
-        line.begun += group.pinned is not None
         line.order.append(i)
-        line.ends.append(start + self.time(line, group, self._finish(group)))
+        line.ends.append(start + self.finish(line, group))
         line.until[group.chain] = max(line.until.get(group.chain, 0), line.ends[-1])
-        line.free = start + self.time(line, group, group.drain.mean)
+        line.free = start + self.drain(line, group)
         line.loads.clear()
         self._hold(line, group.chain)
 
     def _squeeze(self, line: _Filling, place: int, i: int) -> None:
         group = self._problem.groups[i]
-        previous = self._problem.groups[line.order[place - 1]]
-        start = line.ends[place - 1] + self.time(line, previous, previous.drain.mean - self._finish(previous))
-        drain = self.time(line, group, group.drain.mean)
+        start, drain = self._after(line, place - 1), self.drain(line, group)
         line.order.insert(place, i)
-        line.ends.insert(place, start + self.time(line, group, self._finish(group)))
+        line.ends.insert(place, start + self.finish(line, group))
         for at in range(place + 1, len(line.ends)):
             line.ends[at] += drain
             chain = self._problem.groups[line.order[at]].chain
@@ -176,9 +162,10 @@ class _Insertion:
                 more += min(over, drain) * group.members
         return more
 
-    def _finish(self, group: PlanGroup) -> int:
-        waits = group.drain.mean * (group.members - 1) // group.members
-        return waits if group.waits_only else waits + group.execution.mean
+    def _after(self, line: _Filling, place: int) -> int:
+        """Return when the group at a place has drained."""
+        group = self._problem.groups[line.order[place]]
+        return line.ends[place] - self.finish(line, group) + self.drain(line, group)
 
     def _load(self, line: _Filling, chain: int) -> tuple[int, int]:
         """Return the time to load a chain at the end of a queue, and when what leaves for it has ended."""

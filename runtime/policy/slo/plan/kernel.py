@@ -211,20 +211,13 @@ def search(
 def _move(t: Layout, d: Sequence[int], orders: Cells, lengths: Cells, draws: Sequence[int], at: int, w: Cells) -> bool:
     """Try one move; return whether it is taken, else undo it."""
     i = draws[at + 1] % t.groups
-    if d[t.pinned + i] >= 0:
-        return False
     kind = draws[at] % 8
     m, a = d[t.chain + i], w[t.where + i]
     p = _place(t, d, orders, lengths, a, i)
     if kind < 2:  # two groups change places
         j = draws[at + 2] % t.groups
         b = w[t.where + j]
-        if (
-            j == i
-            or d[t.pinned + j] >= 0
-            or not d[t.runs + b * t.chains + m]
-            or not d[t.runs + a * t.chains + d[t.chain + j]]
-        ):
+        if j == i or not d[t.able + b * t.groups + i] or not d[t.able + a * t.groups + j]:
             return False
         q = _place(t, d, orders, lengths, b, j)
         _save(t, d, orders, lengths, a, b, w)
@@ -253,12 +246,8 @@ def _shift(
     here, there = a * t.groups, b * t.groups
     if a == b and p <= q <= p + run:
         return False
-    while q < lengths[b] and d[t.pinned + orders[there + q]] >= 0:
-        q += 1
-    if a == b and p <= q <= p + run:
-        return False
     for k in range(run):
-        if not d[t.runs + b * t.chains + d[t.chain + orders[here + p + k]]]:
+        if not d[t.able + b * t.groups + orders[here + p + k]]:
             return False
     _save(t, d, orders, lengths, a, b, w)
     for k in range(run):

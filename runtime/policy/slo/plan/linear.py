@@ -94,7 +94,7 @@ class Slots:
             for g in self._queues
             for i, group in enumerate(groups)
             for j in range(self.count)
-            if problem.runs(g, group.chain) and group.pinned in (None, g)
+            if problem.able(g, group)
         }
         self.there: dict[tuple[int, int], list[int]] = defaultdict(list)
         for g, i, j in self.x:

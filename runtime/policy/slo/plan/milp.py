@@ -60,12 +60,8 @@ class _SlotModel:
         for (g, j), some in self._by_slot.items():
             here = {self._x[g, i, j]: 1.0 for i in some}
             program.at_most(here, 1.0)
-            if j:  # no empty slot before a full one, and none that has begun behind one that has not
+            if j:  # no empty slot before a full one
                 program.at_most(here | {self._x[g, i, j - 1]: -1.0 for i in some}, 0.0)
-                for i in some:
-                    if self._problem.groups[i].pinned is not None:
-                        before = {self._x[g, k, j - 1]: 1.0 for k in some if self._problem.groups[k].pinned is None}
-                        program.at_most(before | {self._x[g, i, j]: 1.0}, 1.0)
 
     def _time(self) -> None:
         """Rows of the start of each slot, in each scenario: after the slot before, and the load between them."""

@@ -38,10 +38,10 @@ class PlanGroup:
         members: Number of its requests.
         due: Its first member's deadline, in us of the problem's clock.
         drain: Time until its last member has started, and the queue is free for the next group; it is the paper's W.
-        execution: Time from a member's start to its end.
+        execution: Time from a member's start to its end. Both in a queue of `SAME_SPEED`.
         priority: Lower ones are served first, strictly (QL-21).
         waits_only: Whether the deadline is that of the last member's start, not of its end (QL-21).
-        pinned: Number of the queue where members run already: the group stays there, at the head (QL-12).
+        pinned: Number of the queue where members have run already: the group stays there (QL-12).
     """
 
     id: int
@@ -86,6 +86,8 @@ class QueueRates:
 
     Fields:
         slowness: By chain, the factor of a group's times in 1/1024; 0: the queue cannot run the chain.
+        drains: By chain, that of a group's drain, which also depends on how many of its members run at a time; none:
+            `slowness`.
         load_us: Time of any load, beside its bytes.
         cold_us, warm_us: Time per MiB that comes from disk, and of one that is in the host's memory.
         warm: Blocks that are in the host's memory.
@@ -98,6 +100,15 @@ class QueueRates:
     warm_us: int = 0
     warm: frozenset[int] = frozenset()
     keeps: bool = False
+    drains: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.drains and len(self.drains) != len(self.slowness):
+            raise ValueError("a queue has a factor of drains for each chain, or none")
+
+    def drain_factor(self, chain: int) -> int:
+        """Return the factor of a drain in 1/1024."""
+        return (self.drains or self.slowness)[chain]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +147,8 @@ class Problem:
         for group in self.groups:
             if not 0 <= group.chain < len(self.chains) or group.members < 1:
                 raise ValueError(f"group {group.id} has no chain, or no members")
-            if group.pinned is not None and not self.runs(group.pinned, group.chain):
-                raise ValueError(f"group {group.id} is pinned to a queue that cannot run it")
-            if not any(self.runs(queue, group.chain) for queue in range(len(self.queues))):
-                raise ValueError(f"no queue can run group {group.id}")
+            if not any(self.able(queue, group) for queue in range(len(self.queues))):
+                raise ValueError(f"no queue can run group {group.id}, or not the one that it has begun in")
 
     def runs(self, queue: int, chain: int) -> bool:
         """Return whether a queue can run a chain: it is fast enough, and holds the weights."""
@@ -151,6 +160,10 @@ class Problem:
 
     def _bytes(self, chain: int) -> int:
         return sum(self.sizes[block] for block in set(self.chains[chain]))
+
+    def able(self, queue: int, group: PlanGroup) -> bool:
+        """Return whether a group may be in a queue: that can run it, and it has not begun in another one."""
+        return group.pinned in (None, queue) and self.runs(queue, group.chain)
 
     @property
     def spare(self) -> int:

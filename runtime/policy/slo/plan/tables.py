@@ -29,13 +29,13 @@ class Layout(NamedTuple):
         spare: Scenarios in which a group may be late.
         classes: Number of priorities.
         longest: Bound of any one time.
-        chain, due, members, weight, rank, pinned: (i). `due` from now. `weight` is 0 for groups that are late anyway,
-            `rank` the number of the priority, `pinned` the queue or -1.
+        chain, due, members, weight, rank: (i). `due` from now. `weight` is 0 for groups that are late anyway, `rank`
+            the number of the priority.
         drain, judged, finish: (k, i, s): time that a group holds its queue, and from its start to the moment that its
             deadline is about, and to its end.
         rate: (g): rate class.
         busy: (g, s).
-        runs: (g, m): 1 where the queue can run the chain.
+        able: (g, i): 1 where the group may be in the queue.
         room, load_us, cold_us, warm_us, keeps: (g). `room` is -1 for a queue with one chain at a time.
         resident: (g, m), `warm`: (g, b): 0 or 1.
         ends: (g, m): time until what runs of the chain now has ended.
@@ -63,13 +63,12 @@ class Layout(NamedTuple):
     members: int
     weight: int
     rank: int
-    pinned: int
     drain: int
     judged: int
     finish: int
     rate: int
     busy: int
-    runs: int
+    able: int
     room: int
     load_us: int
     cold_us: int
@@ -133,17 +132,23 @@ def tables_of(problem: Problem) -> Tables:
     """Return a problem's columns, all groups with the weight of their members."""
     groups, queues, count = problem.groups, problem.queues, problem.scenarios
     size, chains = len(groups), range(len(problem.chains))
-    speeds = sorted({each.slowness for each in problem.rates})
+    speeds = sorted({(each.slowness, each.drains or each.slowness) for each in problem.rates})
     drawn = shuffled_scores(2 * size + len(queues), count, problem.seed)
     drain = samples(*_columns([each.drain for each in groups]), drawn[:size])
     execution = samples(*_columns([each.execution for each in groups]), drawn[size : 2 * size])
     busy = samples(*_columns([each.busy for each in queues]), drawn[2 * size :])
     members = np.array([each.members for each in groups], dtype=np.int64)
     waits = drain * (members - 1)[:, None] // members[:, None]
-    only = np.array([each.waits_only for each in groups], dtype=bool)
-    judged = np.where(only[:, None], waits, waits + execution)
-    times = (drain, judged, waits + execution)
-    scaled = [[_scaled(each, speed, problem) for speed in speeds] for each in times]
+    judged = np.where(np.array([each.waits_only for each in groups], dtype=bool)[:, None], 0, execution)
+    scaled: dict[str, list[Integers]] = {"drain": [], "judged": [], "finish": []}
+    for slowness, drains in speeds:
+        by, while_waiting = _factors(slowness, problem), _factors(drains, problem)
+        for name, time in (
+            ("drain", drain * while_waiting),
+            ("judged", waits * while_waiting + judged * by),
+            ("finish", waits * while_waiting + execution * by),
+        ):
+            scaled[name].append(np.minimum(time // SAME_SPEED, _longest(problem)))
     priorities = sorted({each.priority for each in groups})
     owned = [sorted(set(blocks)) for blocks in problem.chains]
     mates = [[i for i, each in enumerate(groups) if each.chain == m] for m in chains]
@@ -153,11 +158,10 @@ def tables_of(problem: Problem) -> Tables:
         "members": [each.members for each in groups],
         "weight": [each.members for each in groups],
         "rank": [priorities.index(each.priority) for each in groups],
-        "pinned": [-1 if each.pinned is None else each.pinned for each in groups],
-        **{name: _flat(each) for name, each in zip(("drain", "judged", "finish"), scaled, strict=True)},
-        "rate": [speeds.index(each.slowness) for each in problem.rates],
+        **{name: _flat(each) for name, each in scaled.items()},
+        "rate": [speeds.index((each.slowness, each.drains or each.slowness)) for each in problem.rates],
         "busy": busy.ravel().tolist(),
-        "runs": [int(problem.runs(queue, chain)) for queue in range(len(queues)) for chain in chains],
+        "able": [int(problem.able(queue, each)) for queue in range(len(queues)) for each in groups],
         "room": [-1 if each.exclusive else each.room for each in queues],
         "load_us": [each.load_us for each in problem.rates],
         "cold_us": [each.cold_us for each in problem.rates],
@@ -195,11 +199,9 @@ def _columns(spreads: Sequence[tuple[int, int]]) -> tuple[Integers, Integers]:
     return np.array(means, dtype=np.int64), np.array(sigmas, dtype=np.int64)
 
 
-def _scaled(times: Integers, speed: Sequence[int], problem: Problem) -> Integers:
-    """Return times at the speed of a rate class."""
-    factors = np.array([min(speed[each.chain], 1 << 20) for each in problem.groups], dtype=np.int64)
-    scaled: Integers = np.minimum(times * factors[:, None] // SAME_SPEED, _longest(problem))
-    return scaled
+def _factors(speed: Sequence[int], problem: Problem) -> Integers:
+    """Return the factor of each group's times, in 1/1024, as a column."""
+    return np.array([min(speed[each.chain], 1 << 20) for each in problem.groups], dtype=np.int64)[:, None]
 
 
 def _longest(problem: Problem) -> int:

@@ -23,11 +23,13 @@ class _Devices(list[Any]):
         return next(each for each in self if each.name == name)
 
 
-def assignment(cells: int = 2, places: int = 4, cold: dict[str, float] | None = None) -> CellAssignment:
+def assignment(
+    cells: int = 2, places: int = 4, cold: dict[str, float] | None = None, times: ServiceTimes | None = None
+) -> CellAssignment:
     """Return cells of one device each. `cold`: seconds of a load on devices without the model."""
     cold = cold or {}
     names = [f"d{at}" for at in range(cells)]
-    forecasts = Forecasts(ServiceTimes(), AnswerLengths(), 10**12, places, lambda now, told, took: None)
+    forecasts = Forecasts(times or ServiceTimes(), AnswerLengths(), 10**12, places, lambda now, told, took: None)
     devices: Any = _Devices(
         SimpleNamespace(name=name, final=False, stages=SimpleNamespace(warm=set() if name in cold else {"b"}))
         for name in names
@@ -135,3 +137,35 @@ def test_what_waits_does_not_go_to_a_cell_that_loads_longer_than_it_waits() -> N
         wait(made, 4, "d0", KEY._replace(priority=-1))
         wait(made, 4, "d0", first=4)
         assert made.balance() is moved
+
+
+def timed(cells: dict[str, int]) -> ServiceTimes:
+    """Return times of cells with so many ms per token."""
+    times = ServiceTimes()
+    for cell, ms in cells.items():
+        times.start(cell, 8, 0, cell)
+        times.first_token(cell, "m", 1, 8_000_000 * ms)
+        times.end(cell, "m", 101, 108_000_000 * ms)
+    return times
+
+
+def test_a_group_goes_to_the_cell_that_ends_it_first() -> None:
+    """QL-22: both are idle, and the first is slow."""
+    made = assignment(times=timed({"d0": 30, "d1": 10}))
+    made._forecasts.groups.add(KEY, (0, 0), Member("s0", 8, 0, 32))
+    assert list(waiting(made)) == ["d1"]
+
+
+def test_a_slow_cell_with_places_left_gets_what_it_ends_sooner() -> None:
+    """What waits elsewhere waits longer than a cell that is slower by half takes, not longer than a very slow one."""
+    for ms, moves in ((15, True), (1000, False)):
+        made = assignment(times=timed({"d0": 10, "d1": ms}))
+        wait(made, 12, "d0")
+        assert made.balance() == moves
+
+
+def test_cells_that_are_nearly_as_fast_share_by_their_work() -> None:
+    made = assignment(times=timed({"d0": 1000, "d1": 1040}))
+    made._forecasts.groups.add(KEY, (0, 0), Member("s0", 8, 0, 32))
+    made._forecasts.queues.assign(next(iter(made._forecasts.groups)), "d0")
+    assert choice(made) == "d1"

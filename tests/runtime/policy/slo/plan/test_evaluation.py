@@ -40,11 +40,12 @@ def _ends(made: Problem, queue: int, some: list[int]) -> list[tuple[int, int, in
         before = list(resident)
         load = _load(made, queue, some, place, resident, warm)
         now = max([now, *(until.get(chain, 0) for chain in before if chain not in resident)]) + load
-        drain = each.drain.mean * slowness // SAME_SPEED
-        waits = each.drain.mean * (each.members - 1) // each.members
-        end = (waits + each.execution.mean) * slowness // SAME_SPEED
+        drains = rates.drains[each.chain] if rates.drains else slowness
+        drain = each.drain.mean * drains // SAME_SPEED
+        waits = each.drain.mean * (each.members - 1) // each.members * drains
+        end = (waits + each.execution.mean * slowness) // SAME_SPEED
         until[each.chain] = max(until.get(each.chain, 0), now + end)
-        found.append((i, now + end, now + (waits * slowness // SAME_SPEED if each.waits_only else end)))
+        found.append((i, now + end, now + (waits // SAME_SPEED if each.waits_only else end)))
         now += drain
     return found
 
@@ -116,6 +117,7 @@ def _problems(draw: st.DrawFn) -> tuple[Problem, Orders]:
             200_000,
             draw(st.frozensets(numbers(0, blocks - 1))),
             draw(st.booleans()),
+            draw(st.sampled_from([(), (700,) * models])),
         )
         for _ in range(queues)
     ]
@@ -228,7 +230,12 @@ def test_slow_queue_takes_longer() -> None:
     assert evaluate(made, ((), (0,))).completion == 3 * evaluate(made, ((0,), ())).completion
 
 
-@pytest.mark.parametrize("orders", [((0,), (0,)), ((0,), ()), ((0, 1, 1), ()), ((0, 1),), ((1,), (0,)), ((1, 0), ())])
+def test_queue_has_a_factor_of_drains_for_each_chain_or_none() -> None:
+    with pytest.raises(ValueError, match="a factor of drains for each chain"):
+        QueueRates((1024, 1024), drains=(1024,))
+
+
+@pytest.mark.parametrize("orders", [((0,), (0,)), ((0,), ()), ((0, 1, 1), ()), ((0, 1),), ((1,), (0,))])
 def test_what_is_no_order_is_refused(orders: Orders) -> None:
     made = problem([group(0, pinned=0), group(1)], cells=2)
     with pytest.raises(ValueError, match=r"order has each group once|has begun elsewhere"):
