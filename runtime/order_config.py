@@ -45,6 +45,9 @@ class OrderConfig:
             before another one takes its place, unless that one would be late; 0: no such limit. With a plan.
         read_ahead: Whether host memory gets the weights of the models that are needed next, in the order of the queue
             (QL-13). With a plan, where models do not fit together and there is host memory.
+        short_first_ms: Among requests of one priority and objective, those with short expected answers go first, and
+            each is overtaken only by what comes within so many ms after it, at most half of the objective
+            (`policy.slo.short_first`); 0: by arrival. Where no plan orders.
         exclusive: Whether each serving cell has one model at a time (QL-13), as in the paper: when the head of its
             queue needs another one, what runs gives way unless it is ahead of the head, and the model leaves even where
             there is room for both. With a plan, where models are loaded on demand (`residency`).
@@ -68,6 +71,7 @@ class OrderConfig:
     plan_duty: float = 0.05
     run_floor: float = 2.0
     read_ahead: bool = False
+    short_first_ms: int = 0
     exclusive: bool = False
     overload: str = "queue"
 
@@ -76,6 +80,8 @@ class OrderConfig:
             raise ValueError(f"plan must be one of {', '.join(get_args(Plan))}")
         if min(self.soft_deadline_ms, self.group_batches) < 1:
             raise ValueError("soft_deadline_ms and group_batches are at least 1")
+        if self.short_first_ms < 0:
+            raise ValueError("short_first_ms is at least 0")
         if not 0.0 < self.plan_alpha < 1.0 or not 0.0 < self.plan_duty <= 1.0 or not 0 <= self.plan_rounds <= 10**7:
             raise ValueError("plan_alpha and plan_duty are shares, and plan_rounds is 0 to 10,000,000")
         if not 0.0 <= self.run_floor < float("inf") or self.overload not in get_args(Overload):

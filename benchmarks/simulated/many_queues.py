@@ -8,6 +8,8 @@ WHAT, with the scenarios of `queue_cases`:
 - `interactive`: the share of interactive requests from 1 to 50 % (Figure 10); with one model, Figure 13.
 - `parts`: each operation of `qlm` left out at 5 % interactive requests (Figures 10 and 13, ablations).
 - `long`: the same with answers that take much longer than the objective of interactive requests, `--requests 60`.
+- `equals`: requests of one objective with answers of very different length, `--requests 120`.
+- `turns`: three models of 13B for each device, of which one fits, with interactive requests alone, `--requests 60`.
 - `mega`: one model; some requests have prompts and answers that take a large part of a device's K and V (Figure 16).
 - `bursts`: the same requests in less time, so that queues get longer (Figure 16).
 - `mixed`: A10 beside A100, with one model of 7B; `one speed` takes them to be equally fast, `turns` assigns groups to
@@ -18,10 +20,10 @@ WHAT, with the scenarios of `queue_cases`:
 side answers, since the paper's gains are those of long queues.
 
 Printed per case, policy and seed: requests per second until the last one ended, and until nine tenths have; attainment
-of interactive and of all requests; the 90th percentile of the interactive ones' latency in seconds; loads; requests
-that gave way to urgent ones, and all that gave way; tokens of these that were computed again, and that came back from
-host memory; errors. Virtual time: the same seeds give the same figures on any
-machine.
+of interactive and of all requests; the 90th percentile of the interactive ones' latency in seconds, and the mean and
+the longest latency of all; loads; requests that gave way to urgent ones, and all that gave way; tokens of these that
+were computed again, and that came back from host memory; errors. Virtual time: the same seeds give the same figures on
+any machine.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ _SHOWN: Mapping[str, Callable[[float], str]] = {
     "interactive": "{:.0%}".format,
     "all": "{:.0%}".format,
     "interactive_p90_s": "{:.1f}".format,
+    "mean_s": "{:.1f}".format,
+    "longest_s": "{:.1f}".format,
     "loads": "{:.0f}".format,
     "evictions": "{:.0f}".format,
     "preemptions": "{:.0f}".format,
@@ -69,6 +73,8 @@ def run(scenario: Scenario, policy: str, seed: int) -> dict[str, float]:
         "interactive": classes["interactive"].get("met", 0.0),
         "all": met / sum(each["requests"] for each in classes.values()),
         "interactive_p90_s": _p90(played.ledger.arrived, played.ledger.ended, demand.kind == 0),
+        "mean_s": document["latency"]["mean"],
+        "longest_s": document["latency"]["max"],
         "loads": document["loads"]["count"],
         "evictions": document["counts"]["evictions"],
         "preemptions": document["counts"]["preemptions"],

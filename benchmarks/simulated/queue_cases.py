@@ -15,6 +15,8 @@ from typing import Any
 from runtime.sim.experiments.preset import LOADED, STILL
 from runtime.sim.experiments.scenario import Scenario, scenario_of
 
+#: Limit of the order by length among equals.
+_AGING_MS = 120_000
 #: Values of a policy by its name.
 Policies = Mapping[str, Mapping[str, Any]]
 
@@ -54,6 +56,21 @@ ASSIGNED: Policies = {
     "edf": _order("edf"),
     "fcfs": _order("fcfs"),
 }
+#: Orders among equals.
+EQUALS: Policies = {
+    "qlm": _order("qlm"),
+    "short first": _order("qlm", short_first_ms=_AGING_MS),
+    "edf": _order("edf"),
+    "edf, short first": _order("edf", short_first_ms=_AGING_MS),
+}
+#: Orders of models of which one fits, all of them with interactive requests.
+TURNS: Policies = {
+    "qlm": _order("qlm"),
+    "no eviction": _order("qlm", evict=False),
+    "no run floor": _order("qlm", run_floor=0.0),
+    "edf": _order("edf"),
+    "fcfs": _order("fcfs"),
+}
 #: Kinds of devices, which come in turn.
 MIXES: Mapping[str, tuple[str, ...]] = {
     "A100 alone": ("A100-80GB",),
@@ -62,7 +79,7 @@ MIXES: Mapping[str, tuple[str, ...]] = {
     "A10 alone": ("A10",),
 }
 #: What is varied, by the name of the experiment.
-EXPERIMENTS = ("interactive", "parts", "long", "mega", "bursts", "mixed", "slo")
+EXPERIMENTS = ("interactive", "parts", "long", "equals", "turns", "mega", "bursts", "mixed", "slo")
 _INTERACTIVE_MS, _BATCH_MS = 30_000, 300_000
 #: Of long answers: objectives, places, and the classes' other settings.
 _LONG_MS, _LONG_BATCH_MS, _LONG_PLACES = 4_500, 1_200_000, 8
@@ -70,6 +87,14 @@ _LONG: Mapping[str, Mapping[str, Any]] = {
     "interactive": {"share": 0.1, "slo_ms": _LONG_MS, "answers": "uniform:32-128"},
     "batch": {"share": 0.9, "slo_ms": _LONG_BATCH_MS, "answers": "uniform:1000-3000"},
 }
+#: Of equals: lengths of answers with a heavy tail.
+_EQUAL: Mapping[str, Mapping[str, Any]] = {
+    "interactive": {"share": 0.5, "answers": "uniform:16-64"},
+    "middle": {"share": 0.4, "answers": "uniform:200-600"},
+    "batch": {"share": 0.1, "answers": "uniform:1500-3000"},
+}
+#: Of models in turns.
+_TURNS: Mapping[str, Any] = {"answers": "uniform:200-600"}
 #: Tokens of a prompt and its answer, at most.
 _LONGEST = 9000
 
@@ -77,7 +102,7 @@ _LONGEST = 9000
 def scenario(
     policies: Policies, requests: int, devices: int, share: float = 0.05, seconds: float = 60.0, scale: float = 1.0,
     mega: float = 0.0, models: int | None = None, host_cache: int = 100_000_000_000, gpus: tuple[str, ...] = (),
-    long: bool = False,
+    long: bool = False, equal_ms: int | None = None, turns_ms: tuple[int, int] | None = None,
 ) -> Scenario:  # fmt: skip
     """Return the scenario of a case.
 
@@ -88,6 +113,10 @@ def scenario(
         models: How many; by default three for each device.
         gpus: Kinds of devices, which then run a model of 7B each.
         long: Whether answers are long, instead of `share`, `scale` and `mega`.
+        equal_ms: The objective of all requests, half of which have short answers, a few very long ones; 0: none. With
+            few places, instead of the same; None: otherwise.
+        turns_ms: The objective of all requests, of their whole answers or else of their first tokens, with answers that
+            take several times as long as a load, and models of 13B alone.
     """
     base: dict[str, Any] = {"provision": "pm", "control": STILL, "max_num_seqs": 64, "host_memory_bytes": 32 * 10**9}
     classes = {
@@ -96,13 +125,24 @@ def scenario(
     }
     if long:
         base["max_num_seqs"], classes = _LONG_PLACES, {name: dict(each) for name, each in _LONG.items()}
-    if mega or long:
+    if equal_ms is not None:
+        base["max_num_seqs"] = _LONG_PLACES
+        classes = {name: {"slo_ms": equal_ms, **each} for name, each in _EQUAL.items()}
+    if turns_ms is not None:
+        classes = {"interactive": {"share": 1.0, "slo_ms": turns_ms[0], "ttft_slo_ms": turns_ms[1], **_TURNS}}
+    if mega or long or equal_ms is not None:
         base["max_model_len"] = _LONGEST
     if mega:
         classes["mega"] = {
             "share": mega, "slo_ms": round(_BATCH_MS * scale), "prompts": "uniform:6000-8000", "answers": "512",
         }  # fmt: skip
-    foundations = ["llama-7b"] if gpus else ["llama-13b"] if models == 1 else ["llama-7b", "llama-7b", "llama-13b"]
+    foundations = (
+        ["llama-7b"]
+        if gpus
+        else ["llama-13b"]
+        if models == 1 or turns_ms is not None
+        else ["llama-7b", "llama-7b", "llama-13b"]
+    )
     return scenario_of(
         "many-queues",
         {
@@ -139,6 +179,15 @@ def cases(what: str, requests: int, devices: int) -> Iterator[tuple[str, Scenari
         yield "one model, objectives x 0.2", made(PARTS, models=1, scale=0.2)
     elif what == "long":
         yield "one model, long answers", made(PARTS, models=1, long=True)
+    elif what == "equals":
+        for seconds in (600, 120, 0):
+            made_of = made(EQUALS, models=1, equal_ms=1000 * seconds)
+            yield f"one model, {f'objectives of {seconds} s' if seconds else 'no objectives'}", made_of
+        yield "all models, objectives of 600 s", made(EQUALS, equal_ms=600_000)
+    elif what == "turns":
+        for seconds in (10, 20):
+            yield f"first tokens within {seconds} s", made(TURNS, seconds=240.0, turns_ms=(0, 1000 * seconds))
+        yield "answers within 40 s", made(TURNS, seconds=240.0, turns_ms=(40_000, 0))
     elif what == "mega":
         for share in (0.01, 0.05, 0.2):
             yield f"{share:.0%} mega prompts", made(ASSIGNED, mega=share, models=1)

@@ -67,6 +67,7 @@ class Group:
         cell: Name of the cell that it is assigned to; empty while there is no assignment.
         place: Its place in the order of its cell, before deadlines.
         planned: Whether a plan gave it its place.
+        later: By how much its deadlines count later in the order, in ns (`policy.slo.short_first`).
         started: Whether a member of it has run.
         live: Number of its members that have not ended.
         context, made, most: Sums over the waiting members.
@@ -80,6 +81,7 @@ class Group:
     cell: str = ""
     place: int = 0
     planned: bool = False
+    later: int = 0
     started: bool = False
     live: int = 0
     context: int = 0
@@ -104,14 +106,20 @@ class Group:
         return self._turns[0][0]
 
     @property
+    def last_due(self) -> int:
+        """The last waiting member's deadline in ns."""
+        return self._turns[-1][0]
+
+    @property
     def order(self) -> tuple[int, int, int, int]:
         """Where it stands among all groups with waiting members."""
-        return (self.key.priority, self.place, *self._turns[0])
+        due, number = self._turns[0]
+        return (self.key.priority, self.place, due + self.later, number)
 
     @property
     def rank(self) -> Rank:
         """Where its first waiting member stands."""
-        return (self.key.priority, self.place, self._turns[0][0])
+        return (self.key.priority, self.place, self._turns[0][0] + self.later)
 
     @property
     def mean(self) -> tuple[float, int, int]:

@@ -23,6 +23,8 @@ _FADING = 0.999
 _CLASSES = 4096
 #: Answers of a class from which its predictions count as learned.
 _ENOUGH = 16
+#: Share of the longest answers that count twice in `AnswerLengths.inflated`.
+_TAIL = 0.1
 #: Growth of a bin's upper bound over that of the bin before.
 _GROWTH = 1.1
 
@@ -194,6 +196,19 @@ class AnswerLengths:
     def expected(self, key: AnswerClass, made: int, most: int) -> float:
         """Return the mean of the tokens that are still to come after `made`, of at most `most` in all; at least 1."""
         return self.rest(key, made, most).mean
+
+    def inflated(self, key: AnswerClass, made: int, most: int) -> float:
+        """Return the mean of the tokens that are still to come, the longest answers of the class counted twice."""
+        histogram = self._classes.get(key)
+        found = [] if histogram is None else histogram.rest(made, most)
+        whole = sum(share for share, _ in found)
+        if not whole:
+            return self.rest(key, made, most).mean
+        total, left = 0.0, _TAIL * whole
+        for share, length in reversed(found):
+            total += (length - made) * (share + min(share, left))
+            left = max(left - share, 0.0)
+        return total / whole
 
     def at_most(self, key: AnswerClass, made: int, most: int, share: float = 0.95) -> int:
         """Return how many tokens are still to come in this share of the cases; at least 1."""

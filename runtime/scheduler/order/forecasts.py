@@ -148,7 +148,7 @@ class Forecasts:
         own = self.groups.group_of(sequence.seq)
         if own is None:
             return None
-        waiting = self._queued.before(own, (own.key.priority, own.place, sequence.rank.order), now)
+        waiting = self._queued.before(own, (own.key.priority, own.place, sequence.rank.order + own.later), now)
         rests = [self.rest(each) for each in self._here(own.cell)]
         error, sigmas = math.hypot(self._common.relative, self._lengths.doubt(own.key.answers)), self._bounds.sigmas
         made = forecast(rests, waiting, self.rest(sequence), self.places(own.cell), error, sigmas)
@@ -189,7 +189,9 @@ class Forecasts:
     def rank(self, sequence: ScheduledSequence) -> tuple[int, ...]:
         """Return where a sequence stands among all: by priority, place of its group, deadline, arrival."""
         group, rank = self.groups.group_of(sequence.seq), sequence.rank
-        return (rank.priority, 0 if group is None else group.place, rank.order, rank.ordinal)
+        if group is None:
+            return (rank.priority, 0, rank.order, rank.ordinal)
+        return (rank.priority, group.place, rank.order + group.later, rank.ordinal)
 
     # -- forecasts -----------------------------------------------------------------------------------------------------
 
@@ -223,9 +225,18 @@ class Forecasts:
         """Return how many sequences run in a cell."""
         return len(self._here(cell))
 
+    def busy(self, cell: str) -> float:
+        """Return the time that what runs in a cell still takes, summed."""
+        return sum(self.rest(each).mean for each in self._here(cell))
+
+    def length(self, group: Group) -> float:
+        """Return the tokens that the mean waiting member of a group still gets, with a mark-up for long ones."""
+        _, made, most = group.mean
+        return self._lengths.inflated(group.key.answers, made, most)
+
     def backlog(self, cell: str) -> float:
         """Return the time in which a cell has served all that runs and waits there."""
-        work = sum(self.rest(each).mean for each in self._here(cell))
+        work = self.busy(cell)
         work += sum(len(group) * self.work(group).mean for group in self.groups.waiting() if group.cell == cell)
         return work / self.places(cell)
 

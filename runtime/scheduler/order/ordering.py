@@ -29,6 +29,7 @@ from runtime.scheduler.order.evictions import Evictions
 from runtime.scheduler.order.forecasts import objective_for
 from runtime.scheduler.order.planning import Plans
 from runtime.scheduler.order.read_ahead import ReadingAhead
+from runtime.scheduler.order.short_first import ShortFirst
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.waiters import Closing, InTheWay
 from runtime.scheduler.routing.route_cache import Route
@@ -61,6 +62,8 @@ class OrderParts:
         self.plans = Plans(state, order) if order is not None and config.order.plans else None
         self._evictions = None if order is None else Evictions(state, seating, order, config.order.evicts)
         self._ahead = ReadingAhead(state) if config.residency == "swap" and config.order.reads_ahead else None
+        limit, soft = config.order.short_first_ms * 1_000_000, config.order.soft_deadline_ms * 1_000_000
+        self._short = ShortFirst(order.forecasts, limit, soft) if order is not None and limit else None
         self._backfill = Backfill(state, order) if order is not None and config.order.backfills else None
         self._caps = BatchCaps(state, order) if order is not None and config.order.caps else None
         self._background = BackgroundRows(state, config.background_share) if config.background_share > 0 else None
@@ -151,5 +154,7 @@ class OrderParts:
         self._state.changed |= len(self._state.waiting) > 0
         if self.plans is not None:
             self.plans.review(now)
+        if self._short is not None:
+            self._short.review(now)
         if self._ahead is not None:
             self._ahead.review()

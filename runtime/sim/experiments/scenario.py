@@ -9,7 +9,7 @@ A scenario file is TOML or JSON; every value is optional, unknown names are refu
                 or: ladder, accuracy, step_ms
     [asked]     kind = "blockllm"   count = 400   seconds = 1200   faster = 1.0
                 prompts = "uniform:8-512"   answers = "uniform:8-512"
-    [classes.NAME]   share = 0.1   slo_ms = 8000   priority = 0   within = 1.0   prompts, answers
+    [classes.NAME]   share = 0.1   slo_ms = 8000 | ttft_slo_ms = 2000   priority = 0   within = 1.0   prompts, answers
     [pace]      tick, report
     [policies.NAME]   provision = "blocks" | "pm" | "ps", and values of family.Cutting, config.ClusterConfig and
                       config.AgentConfig; roles = ["prefill", "decode", …], one for each device; tables control,

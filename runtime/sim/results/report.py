@@ -2,7 +2,7 @@
 
 - Throughput: generated tokens over the time from the first arrival to the last end. `throughput_90`: only until nine
   tenths of them are generated, so that it does not depend on the longest answers.
-- `classes`: with classes of requests, the share of each that ended within its objective.
+- `classes`: with classes of requests, the share of each that ended, or had its first token, within its objective.
 - `in_system`: mean number of requests in the system, by Little's law.
 - Utilisation: share of the time in which a device runs a step, as the mean of all devices.
 - `kernels`: share of the time in which a kernel runs, which would be SM efficiency if each kernel filled the device.
@@ -157,8 +157,10 @@ def classes_of(played: Played, demand: Demand) -> dict[str, Any]:
     for number, each in enumerate(demand.classes):
         mine = demand.kind[: len(arrived)] == number
         found[each.name] = {"requests": int(mine.sum()), "latency": _spread(took[mine & answered])}
-        if each.slo_ms is not None and mine.any():
-            found[each.name]["met"] = float((answered & (took <= each.slo_ms / 1e3))[mine].mean())
+        objective = each.ttft_slo_ms if each.slo_ms is None else each.slo_ms
+        if objective is not None and mine.any():
+            judged = took if each.slo_ms is not None else (first - arrived) / 1e9
+            found[each.name]["met"] = float((answered & (judged <= objective / 1e3))[mine].mean())
     return {"classes": found}
 
 

@@ -24,6 +24,7 @@ class ClassSettings:
     Fields:
         share: Of all requests.
         slo_ms: Time in which a request's whole answer is to be there; 0: none.
+        ttft_slo_ms: Instead, time in which its first token is to be there (QL-21); 0: none.
         prompts, answers: Lengths in tokens; empty: those of the demand.
         within: Share of the demand's time in which they arrive; 0: all at its start.
     """
@@ -34,8 +35,11 @@ class ClassSettings:
     prompts: str = ""
     answers: str = ""
     within: float = 1.0
+    ttft_slo_ms: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.ttft_slo_ms < 2**31 or (self.slo_ms and self.ttft_slo_ms):
+            raise InputError("a class has slo_ms or ttft_slo_ms, each from 0")
         if not 0 < self.share <= 1 or not 0 <= self.within <= 1 or not 0 <= self.slo_ms < 2**31:
             raise InputError("a class has a share in (0, 1], `within` in [0, 1], and slo_ms from 0")
 
@@ -62,5 +66,8 @@ def classed(demand: Demand, classes: Mapping[str, ClassSettings], longest: int, 
     answer = np.minimum(answer, longest - prompt)
     order = np.argsort(at, kind="stable")
     made = replace(demand, at=at[order], model=demand.model[order], prompt=prompt[order], answer=answer[order])
-    named = tuple(RequestClass(name, each.slo_ms or None, each.priority) for name, each in classes.items())
+    named = tuple(
+        RequestClass(name, each.slo_ms or None, each.priority, each.ttft_slo_ms or None)
+        for name, each in classes.items()
+    )
     return replace(made, classes=named, kind=kind[order].astype(np.int64))

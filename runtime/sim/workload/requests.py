@@ -30,11 +30,12 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """A class of requests. `slo_ms`: None for no objective."""
+    """A class of requests. `slo_ms`, `ttft_slo_ms`: of the whole answer, or its first token; None for no objective."""
 
     name: str
     slo_ms: int | None = None
     priority: int = 0
+    ttft_slo_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Demand:
                     _sampling(answer),
                     priority=classes[kind].priority,
                     slo_ms=classes[kind].slo_ms,
+                    ttft_slo_ms=classes[kind].ttft_slo_ms,
                     adaptive=adaptive,
                     arrival=at,
                 )

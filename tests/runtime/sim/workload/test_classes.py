@@ -70,3 +70,15 @@ def test_shares_are_checked() -> None:
         scenario({"one": {"share": 0.5}}).demand(0)
     with pytest.raises(InputError, match=r"classes\.one"):
         scenario({"one": {"shares": 1.0}})
+
+
+def test_attainment_may_be_of_first_tokens() -> None:
+    """QL-21: the answers take longer than the objective, and their first tokens do not."""
+    classes = {"all": {"share": 1.0, "ttft_slo_ms": 1500, "answers": "200"}}
+    made = scenario(classes, qlm={"plan": "qlm"})
+    demand = made.demand(0)
+    assert {(each.slo_ms, each.ttft_slo_ms) for each in demand.requests()} == {(None, 1500)}
+    found = classes_of(play(made, "qlm", demand), demand)["classes"]["all"]
+    assert found["met"] > 0.5 and found["latency"]["mean"] > 1.5
+    with pytest.raises(InputError, match="slo_ms or ttft_slo_ms"):
+        scenario({"all": {"share": 1.0, "slo_ms": 1, "ttft_slo_ms": 1}})
