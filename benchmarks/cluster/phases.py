@@ -226,7 +226,7 @@ def _copied(scene: Scene, third: str) -> dict[str, str]:
         scene.move_some(third)
         found = scene.on_scheduler(
             lambda scheduler, now: [
-                (m.source, m.target) for m in scheduler.migrations if not m.asked and m.sequence.waits.held
+                (m.source, m.target) for m in scheduler.migrations if not m.awaits_answer and m.sequence.waits.held
             ]
         )
         if found:

@@ -236,7 +236,7 @@ class Scheduler:
         self._issue(now)
         if state.starved:
             self._rows.feed(now)
-        if self._handoffs.due:
+        if self._handoffs.waiting and self._handoffs.due:
             self._handoffs.look(now)
             self._issue(now)
         if state.changed:

@@ -30,24 +30,28 @@ from runtime.scheduler.state import ClusterState
 
 
 class Handoffs:
-    """Sequences with a computed context, in the order in which they came, until they decode."""
+    """Sequences with a computed context, in the order in which they came, until they decode.
+
+    Attributes:
+        waiting: Those that wait or are on their way, by name.
+    """
 
     def __init__(self, state: ClusterState, seating: SequenceLifecycle, migrations: Migrations) -> None:
         self._state = state
         self._seating = seating
         self._migrations = migrations
-        self._waiting: dict[str, ScheduledSequence] = {}
+        self.waiting: dict[str, ScheduledSequence] = {}
         self._failures: Counter[str] = Counter()
         self._fresh = False
         migrations.on_end = self._record_end
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     @property
     def due(self) -> bool:
         """Whether a sequence waits that could not be handed off before this event."""
-        return bool(self._waiting) and (self._fresh or self._state.changed)
+        return bool(self.waiting) and (self._fresh or self._state.changed)
 
     def begin(self, sequence: ScheduledSequence, now: int) -> None:
         """Let a sequence with a computed context wait for its hand-off, unless its path decodes."""
@@ -55,19 +59,19 @@ class Handoffs:
             self._decode_here(sequence, now)
             return
         sequence.awaits_handoff(True)
-        self._waiting[sequence.seq] = sequence
+        self.waiting[sequence.seq] = sequence
         self._fresh = True
 
     def remove_sequence(self, sequence: ScheduledSequence) -> None:
         """Forget a sequence that leaves its devices."""
-        self._waiting.pop(sequence.seq, None)
+        self.waiting.pop(sequence.seq, None)
         self._failures.pop(sequence.seq, None)
 
     def look(self, now: int) -> None:
         """Hand off all that can go now, in order."""
         self._fresh = False
         full: set[str] = set()
-        for sequence in tuple(self._waiting.values()):
+        for sequence in tuple(self.waiting.values()):
             if not sequence.waits.move:
                 self._send(sequence, full, now)
 

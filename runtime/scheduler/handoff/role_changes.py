@@ -46,7 +46,8 @@ class RoleChanges:
     def _why_not(self, roles: Mapping[str, str]) -> str | None:
         state = self._state
         if unknown := [name for name in roles if state.devices.get(name) is None]:
-            return f"there is no agent {unknown[0]!r}; there are {', '.join(device.name for device in state.devices)}"
+            known = sorted(device.name for device in state.devices)
+            return f"there is no agent {unknown[0]!r}; there are {', '.join(known)}"
         if wrong := [name for name in roles.values() if name not in ROLES]:
             return f"{wrong[0]!r} is no role; they are {', '.join(ROLES)}"
         staying = {device.name: device for device in state.devices if not device.final}

@@ -291,7 +291,7 @@ def test_pages_that_do_not_verify_are_not_used(server: Running) -> None:
     with impostor(server, "z", target) as post:
         assert eventually(lambda: driver.move(one.seq, range(last[0], last[-1] + 1), target) is None, LIMIT)
         move = next(iter(driver._scheduler.migrations), None)
-        number, layers = (1, 1) if move is None else (move.number, move.pages)
+        number, layers = (1, 1) if move is None else (move.number, move.parts[0].pages)
         forged = Array("uint8", (layers, 64), bytes(64 * layers))
         for _ in range(20):
             for lo in range(0, 60, 4):

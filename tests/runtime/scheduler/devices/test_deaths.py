@@ -245,7 +245,7 @@ MOMENTS: dict[str, Callable[[VirtualCluster, Migration], object]] = {
     "pages are on their way": lambda cluster, move: said(cluster, PageData),
     "all is there, and nobody knows": lambda cluster, move: said(cluster, MigrationReady),
     "it is held, its row still under way": lambda cluster, move: (
-        move.sequence.waits.held and move.sequence.flying and not move.asked
+        move.sequence.waits.held and move.sequence.flying and not move.awaits_answer
     ),
     "the rest is asked for": lambda cluster, move: (
         move.sequence.waits.held and move.stages > 1 and said(cluster, StartMigration)
@@ -335,7 +335,12 @@ def test_a_source_that_dies_when_all_is_copied_is_not_needed_any_more() -> None:
 
     def all_there() -> bool:
         move = move_of(cluster)
-        return move is not None and not move.asked and move.sequence.waits.held and move.upto == move.sequence.computed
+        return (
+            move is not None
+            and not move.awaits_answer
+            and move.sequence.waits.held
+            and move.upto == move.sequence.computed
+        )
 
     reach(cluster, all_there)
     cluster.kill(parts["source"])
@@ -365,7 +370,7 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
         lambda: (
             (move := move_of(cluster)) is not None
             and one.waits.held
-            and not move.asked
+            and not move.awaits_answer
             and running(cluster, "a", "decode", 1)
         ),
     )
