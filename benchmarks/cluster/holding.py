@@ -76,7 +76,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _holding(settings: Mapping[str, Any]) -> MakeEngine:
     chosen = msgspec.convert(dict(settings), Settings)
 
-    def make() -> HoldingEngine:
+    def make(device: str) -> HoldingEngine:
         engine = HoldingEngine(chosen.models, chosen.pages, rewrites=True)
         engine.folder = Path(chosen.folder)
         return engine

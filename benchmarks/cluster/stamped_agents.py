@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from runtime.types import StepPlan
 STAMPS = "ZOO_BENCHMARK_STAMPS"
 
 
-def stamped(make: Callable[[], StageEngine], stamps: list[tuple[int, int]]) -> MakeEngine:
+def stamped(make: MakeEngine, stamps: list[tuple[int, int]]) -> MakeEngine:
     """Return a factory of engines that record begin and end of their steps in `stamps`."""
 
-    def made() -> StageEngine:
-        engine = make()
+    def made(device: str) -> StageEngine:
+        engine = make(device)
         run = engine.run
 
         def timed(plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:

@@ -59,9 +59,9 @@ def break_reads(folder: Path) -> None:
 def _faulty(settings: Mapping[str, Any]) -> MakeEngine:
     make = ENGINES["staged"](settings)
 
-    def made() -> StageEngine:
+    def made(device: str) -> StageEngine:
         break_reads(Path(os.environ[FAULTS]))
-        return make()
+        return make(device)
 
     return made
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Fields:
         pages: Pages of its pool.
+        pools: Pages by device, where they are not `pages`.
         fail_at: Numbers of the steps that fail.
         pace: Real duration of a step, as a share of the duration that it reports; 0: no wait.
     """
@@ -39,6 +41,7 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     page_bytes: int = 64
     fail_at: tuple[int, ...] = ()
     pace: float = 0.0
+    pools: dict[str, int] = {}
 
 
 def _chosen(settings: Mapping[str, Any], kind: type[_Settings]) -> _Settings:
@@ -56,9 +59,9 @@ def _counting(settings: Mapping[str, Any]) -> MakeEngine:
     def pace(busy: int) -> None:
         time.sleep(busy * chosen.pace / 1e9)
 
-    return lambda: LinkedIntegerEngine(
+    return lambda device: LinkedIntegerEngine(
         chosen.models,
-        chosen.pages,
+        chosen.pools.get(device, chosen.pages),
         page_bytes=chosen.page_bytes,
         fail_at=chosen.fail_at,
         pace=pace if chosen.pace else None,
@@ -71,6 +74,7 @@ class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Fields:
         half_page: Bytes of K in a page, the same on all agents.
         threads: CPU threads of torch.
+        pools: Bytes of the page pool by device, where it is not the config's.
     """
 
     store: str
@@ -78,6 +82,7 @@ class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: EngineConfig
     half_page: int
     threads: int
+    pools: dict[str, int] = {}
 
 
 def _staged(settings: Mapping[str, Any]) -> MakeEngine:
@@ -91,7 +96,13 @@ def _staged(settings: Mapping[str, Any]) -> MakeEngine:
     from zoo.store import Store
 
     torch.set_num_threads(chosen.threads)
-    return lambda: StagedEngine(Store.open(Path(chosen.store), chosen.database), chosen.config, chosen.half_page)
+
+    def make(device: str) -> StagedEngine:
+        pool = chosen.pools.get(device, chosen.config.kv_cache_memory_bytes)
+        config = replace(chosen.config, kv_cache_memory_bytes=pool)
+        return StagedEngine(Store.open(Path(chosen.store), chosen.database), config, chosen.half_page)
+
+    return make
 
 
 ENGINES: Engines = {"counting": _counting, "staged": _staged}

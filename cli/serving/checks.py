@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, cast
 
+from cli.serving.memory import agent_pools
 from cli.shared.declared import check_choices
 from cli.shared.sizes import size_of
 from runtime.config import RoleName
@@ -28,6 +29,13 @@ def check_values(options: ServeOptions) -> None:
 
 
 def _check_memory(options: ServeOptions) -> None:
+    if options.agent_kv_bytes is not None:
+        if options.kv_cache_memory_bytes is not None or size_of(options.device_memory):
+            raise InputError(
+                "--agent-kv-bytes sizes every KV cache: leave out --kv-cache-memory-bytes and --device-memory (limit "
+                "weights by --agent-weights)"
+            )
+        agent_pools(options)
     if size_of(options.device_memory) and size_of(options.agent_weights):
         raise InputError("--device-memory and --agent-weights both limit the weights of a device: give one of them")
     if size_of(options.device_memory) and options.weights_limit < 1:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cli.serving.gpus import gpus_of_agents, visible_to
+from cli.serving.memory import agent_pools
 from cli.serving.models import Chosen, check_device, start_engine
 from cli.serving.options import ServeOptions
 from runtime.cluster.driver.driver import ClusterDriver
@@ -82,6 +84,7 @@ def start_cluster(
         "config": msgspec.to_builtins(config),
         "half_page": half,
         "threads": threads,
+        "pools": dict(zip(devices, agent_pools(options), strict=False)),
     }
 
     sources = {*names, *(each.name for each in chosen.on_demand)}
@@ -199,7 +202,7 @@ def _launcher(
     agents = replace(agent, own_lane=own_lane, direct=direct)
     if options.backend == "threads":
         return ThreadLauncher(
-            lambda agent: ENGINES["staged"](_on_gpu(settings, gpus.get(agent))), options.agent(), agents
+            lambda agent: partial(ENGINES["staged"](_on_gpu(settings, gpus.get(agent))), agent), options.agent(), agents
         )
     if options.backend == "ray":
         from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cli.shared.sizes import size_of
+from zoo.errors import InputError
 
 if TYPE_CHECKING:
     from cli.serving.options import ServeOptions
@@ -26,16 +27,34 @@ def shared_memory(options: ServeOptions) -> int:
     in pages. Raises InputError for a wrong size.
     """
     swaps = options.residency == "swap" and options.speculation == "off" and options.executor != "dense"
-    shared = swaps and options.kv_cache_memory_bytes is None and options.device == "cpu"
+    sized = options.kv_cache_memory_bytes is not None or options.agent_kv_bytes
+    shared = swaps and not sized and options.device == "cpu"
     return size_of(options.device_memory) if shared else 0
 
 
 def pool_bytes(options: ServeOptions) -> int:
     """Return the bytes of the KV cache, where a GPU's share does not decide; with shared memory what it has at least.
 
-    Raises InputError for a wrong size.
+    The smallest one where agents have different ones. Raises InputError for a wrong size.
     """
+    if options.agent_kv_bytes:
+        return min(agent_pools(options))
     shared = shared_memory(options)
     if shared:
         return min(_POOL, max(shared // 2, 1))
     return _POOL if options.kv_cache_memory_bytes is None else size_of(options.kv_cache_memory_bytes)
+
+
+def agent_pools(options: ServeOptions) -> tuple[int, ...]:
+    """Return the bytes of the KV cache of each agent, in their order; none where all have what one option says.
+
+    One size is that of every agent. Raises InputError for a wrong size, or another number of sizes than agents.
+    """
+    if not options.agent_kv_bytes:
+        return ()
+    sizes = [size_of(size.strip()) for size in str(options.agent_kv_bytes).split(",")]
+    if len(sizes) not in (1, options.agents):
+        raise InputError(f"--agent-kv-bytes has {len(sizes)} sizes for {options.agents} agents: give one for each")
+    if min(sizes) < 1:
+        raise InputError("--agent-kv-bytes: every agent needs a KV cache, also one that only runs prompts")
+    return tuple(sizes * options.agents if len(sizes) == 1 else sizes)

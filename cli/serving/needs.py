@@ -73,8 +73,8 @@ def _host_memory(options: ServeOptions, executor: str) -> str | None:
 def _share_of_gpu(options: ServeOptions, executor: str) -> str | None:
     if not options.device.startswith("cuda"):
         return "on a CPU: give --device cuda"
-    sized = options.kv_cache_memory_bytes is not None or options.device_memory
-    return "beside --kv-cache-memory-bytes or --device-memory: leave one of them out" if sized else None
+    sized = options.kv_cache_memory_bytes is not None or options.agent_kv_bytes or options.device_memory
+    return "beside another size of the KV cache or --device-memory: leave one of them out" if sized else None
 
 
 def _native(options: ServeOptions, executor: str) -> str | None:

@@ -96,6 +96,9 @@ class ServeOptions:
     kv_cache_memory_bytes: int | str | None = option(None, group="Memory",
         shown="1GiB; on a GPU what --gpu-memory-utilization leaves",
         help="Size of the KV cache of one device, shared by all models: 512MB, 4GiB.")
+    agent_kv_bytes: int | str | None = option(None, group="Memory", needs=["several devices"],
+        shown="--kv-cache-memory-bytes for each",
+        help="Size of the KV cache of each agent, separated by commas in their order: 64MiB,1GiB. One size is for all.")
     gpu_memory_utilization: float = option(0.9, group="Memory", needs=["a GPU's share"],
         help="Share of a GPU's memory for weights, KV cache and work space together; the KV cache gets what the others "
              "leave.")
@@ -279,7 +282,7 @@ class ServeOptions:
 
     def engine(self) -> EngineConfig:
         """Return the engine's configuration. Raises InputError."""
-        sized = self.kv_cache_memory_bytes is not None or bool(size_of(self.device_memory))
+        sized = self.kv_cache_memory_bytes is not None or bool(self.agent_kv_bytes or size_of(self.device_memory))
         on_gpu = self.device.startswith("cuda") and not sized
         return _built(
             EngineConfig,

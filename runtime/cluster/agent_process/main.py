@@ -41,8 +41,8 @@ from zoo.errors import NotServable
 
 _log = logging.getLogger(__name__)
 
-#: Makes an engine after its imports. Raises zoo.errors.ZooError, EngineLost.
-MakeEngine = Callable[[], StageEngine]
+#: Makes the engine of the device with this name, after its imports. Raises zoo.errors.ZooError, EngineLost.
+MakeEngine = Callable[[str], StageEngine]
 #: By kind of engine: imports what it needs and returns what makes an engine from these settings.
 Engines = Mapping[str, Callable[[Mapping[str, Any]], MakeEngine]]
 
@@ -134,7 +134,7 @@ def be(
     """
     keys = None if identity.keys is None else Keys(*identity.keys)
     try:
-        engine = make()
+        engine = make(identity.device)
         direct = _direct(engine, identity.settings.direct, identity.bind)
     except Exception as error:
         _log.critical("the engine cannot be made", exc_info=True)

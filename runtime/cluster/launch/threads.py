@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import zmq
 
+from runtime.chains import StageEngine
 from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
-from runtime.cluster.agent_process.main import Identity, MakeEngine, be
+from runtime.cluster.agent_process.main import Identity, be
 from runtime.cluster.launch.launcher import AgentDied, AgentSlot
 from runtime.config import AgentConfig
 
@@ -24,7 +25,7 @@ class ThreadLauncher:
 
     def __init__(
         self,
-        make: Callable[[str], MakeEngine],
+        make: Callable[[str], Callable[[], StageEngine]],
         agent: AgentConfig | None = None,
         settings: AgentSettings | None = None,
         beat_seconds: float = 0.5,
@@ -84,7 +85,8 @@ class ThreadLauncher:
                     loop.stop()
 
         try:
-            ended = be(identity, self._make(device), self._context, begun)
+            make = self._make(device)
+            ended = be(identity, lambda _: make(), self._context, begun)
         except Exception as error:
             ended = AgentEnded(AgentExit.DEFECT, type(error).__name__)
         with self._lock:

@@ -384,7 +384,7 @@ def test_a_process_without_what_its_engine_needs_says_so() -> None:
 
 def test_an_agent_that_cannot_listen_says_so() -> None:
     who = msgspec.structs.replace(identity("a", "ipc:///tmp/nobody", Path("/tmp")), bind="ipc:///no/such/folder/a")
-    ended = agent_main.be(who, lambda: IntegerEngine([MODEL], 8))
+    ended = agent_main.be(who, lambda device: IntegerEngine([MODEL], 8))
     assert ended.code == AgentExit.LOST and ended.reason.startswith("it cannot listen: No such file")
 
 

@@ -140,7 +140,7 @@ def test_a_process_sets_its_agents_variables_before_it_makes_its_engine() -> Non
     """A process that stood by, and so was started before it had a name, has them too."""
     program = (
         "import os, sys\nfrom runtime.cluster.agent_process.main import main\nfrom zoo.errors import NotServable\n"
-        "def made(settings):\n    def make():\n        raise NotServable(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "def made(settings):\n    def make(device):\n        raise NotServable(os.environ['CUDA_VISIBLE_DEVICES'])\n"
         "    return make\nsys.exit(main({'none': made}))"
     )
     config = ProcessConfig(
