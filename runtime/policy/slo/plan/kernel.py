@@ -143,23 +143,27 @@ def queue_cost(t: Layout, d: Sequence[int], g: int, orders: Sequence[int], lengt
     for n in range(w[t.upto + length - 1] if length else 0):
         for k in range(count):
             w[t.until + w[t.leaves + n] * count + k] = d[t.ends + g * t.chains + w[t.leaves + n]]
+    clock = t.clock
     for j in range(length):
         i = orders[base + j]
         at, due, load = (d[t.rate + g] * t.groups + i) * count, d[t.due + i], w[t.loads + j]
-        own, left = t.until + d[t.chain + i] * count, w[t.upto + j - 1] if j else 0
+        own, left, gone = t.until + d[t.chain + i] * count, w[t.upto + j - 1] if j else 0, w[t.upto + j]
+        judged, finish, drain = t.judged + at, t.finish + at, t.drain + at
         late, lateness, completion = 0, 0, 0
         for k in range(count):
-            start = w[t.clock + k]
-            for n in range(left, w[t.upto + j]):
-                start = max(start, w[t.until + w[t.leaves + n] * count + k])
+            start = w[clock + k]
+            if gone > left:
+                for n in range(left, gone):
+                    start = max(start, w[t.until + w[t.leaves + n] * count + k])
             start += load
-            over = start + d[t.judged + at + k] - due
+            over, end = start + d[judged + k] - due, start + d[finish + k]
             if over > 0:
                 late += 1
                 lateness += over
-            completion += start + d[t.finish + at + k]
-            w[own + k] = max(w[own + k], start + d[t.finish + at + k])
-            w[t.clock + k] = start + d[t.drain + at + k]
+            completion += end
+            if end > w[own + k]:
+                w[own + k] = end
+            w[clock + k] = start + d[drain + k]
         if d[t.weight + i]:
             rank = out + 2 * d[t.rank + i]
             if late > t.spare:

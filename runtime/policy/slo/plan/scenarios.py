@@ -9,6 +9,7 @@ from __future__ import annotations
 from statistics import NormalDist
 
 import numpy as np
+from numpy.random import PCG64
 from numpy.typing import NDArray
 
 #: Denominator of normal scores.
@@ -25,13 +26,13 @@ def normal_scores(count: int) -> Integers:
 
 def shuffled_scores(rows: int, count: int, seed: int) -> Integers:
     """Return rows of the scores, each in an order of its own."""
-    raw = np.random.PCG64(seed).random_raw(rows * count).reshape(rows, count)
+    raw = PCG64(seed).random_raw(rows * count).reshape(rows, count)
     return normal_scores(count)[np.argsort(raw, axis=1, kind="stable")]
 
 
 def draws(count: int, seed: int) -> Integers:
     """Return so many numbers from 0 up to 2^63."""
-    return (np.random.PCG64(seed ^ 0x5DEECE66D).random_raw(count) >> np.uint64(1)).astype(np.int64)
+    return (PCG64(seed ^ 0x5DEECE66D).random_raw(count) >> np.uint64(1)).astype(np.int64)
 
 
 def samples(means: Integers, sigmas: Integers, scores: Integers) -> Integers:
