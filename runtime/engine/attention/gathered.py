@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engine.attention.interface import Tokens, softmax_attention
+from runtime.engine.attention.interface import Tokens, softmax_attention, softmax_attention_with_sums
 from runtime.engine.step.context import PagedMetadata, RowSpan
 from runtime.kv.transfers import put
 
@@ -64,20 +64,26 @@ class GatheredAttention:
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         self.paging.write_kv(layer, key, value)
 
-    def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
+    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
         for group in self._groups:
-            made = self._attend(layer, group, now)
-            if group.tokens is None:
-                out.copy_(made)
-            else:
-                out[group.tokens] = made
+            made, sums = self._attend(layer, group, now, lse is not None)
+            for into, value in ((out, made), (lse, sums)):
+                if into is None or value is None:
+                    continue
+                if group.tokens is None:
+                    into.copy_(value)
+                else:
+                    into[group.tokens] = value.to(into.dtype)
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
+    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
         for row, span in self.paging.chunks:
-            out[span.lo : span.hi] = _chunk(self.paging, self.paging.tables[row, layer], span, now)
+            table = self.paging.tables[row, layer]
+            out[span.lo : span.hi], sums = _chunk(self.paging, table, row, now, lse is not None)
+            if lse is not None and sums is not None:
+                lse[span.lo : span.hi] = sums
 
-    def _attend(self, layer: int, group: DecodeGroup, now: Tokens) -> Tensor:
-        """Attend with one token per row over its pages. Returns [rows, heads, head_dim]."""
+    def _attend(self, layer: int, group: DecodeGroup, now: Tokens, sums: bool) -> tuple[Tensor, Tensor | None]:
+        """Attend with one token per row over its pages. Returns [rows, heads, head_dim]; with `sums`, [rows, heads]."""
         query = now.query if group.tokens is None else now.query[group.tokens]
         heads, (kv_heads, head_dim) = query.shape[1], now.key.shape[1:]
         k, v = self.paging.view(now.key).gather(group.pages[layer], self.paging.pool)
@@ -86,33 +92,49 @@ class GatheredAttention:
         # Query heads that share a KV head are stacked as queries of that head, so that K and V are not repeated.
         grouped = query.reshape(group.rows, kv_heads, heads // kv_heads, head_dim)
         mask = group.mask(now.how.window, query.dtype)
-        out = softmax_attention(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), now.how)
-        return out.reshape(group.rows, heads, head_dim)
+        mask = mask.expand(-1, -1, grouped.shape[2], -1)
+        if not sums:
+            out = softmax_attention(grouped, k, v, mask, now.how)
+            return out.reshape(group.rows, heads, head_dim), None
+        out, lse = softmax_attention_with_sums(grouped, k, v, mask, now.how)
+        return out.reshape(group.rows, heads, head_dim), lse.reshape(group.rows, heads)
 
 
-def _chunk(paging: PagedMetadata, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
-    """Attend with a chunk of one prompt over the pages in `table`. Returns [tokens of the chunk, heads, head_dim]."""
-    how = now.how
+def _chunk(paging: PagedMetadata, table: Tensor, row: int, now: Tokens, sums: bool) -> tuple[Tensor, Tensor | None]:
+    """Attend with a chunk of one prompt over the pages in `table`.
+
+    Returns [tokens of the chunk, heads, head_dim]; with `sums`, also [tokens of the chunk, heads].
+    """
+    how, span, held = now.how, paging.spans[row], paging.reach(row)
     q = now.query[span.lo : span.hi].transpose(0, 1)[None]
-    whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
+    whole = (
+        not sums
+        and paging.held is None
+        and span.start == 0
+        and how.softcap is None
+        and (how.window is None or span.length <= how.window)
+    )
     if whole:
         k, v = (x[span.lo : span.hi].transpose(0, 1)[None] for x in (now.key, now.value))
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1]
         )
-        return out[0].transpose(0, 1)
-    pages = table[: -(-span.length // paging.page_tokens)].contiguous()
-    k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.view(now.key).gather(pages, paging.pool))
-    mask = _chunk_mask(span, how.window, now.query)
+        return out[0].transpose(0, 1), None
+    pages = table[: -(-held // paging.page_tokens)].contiguous()
+    k, v = (x[:held].transpose(0, 1)[None] for x in paging.view(now.key).gather(pages, paging.pool))
+    mask = _chunk_mask(span, held, how.window, now.query)
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-    return softmax_attention(q, k, v, mask, how)[0].transpose(0, 1)
+    if not sums:
+        return softmax_attention(q, k, v, mask, how)[0].transpose(0, 1), None
+    out, lse = softmax_attention_with_sums(q, k, v, mask, how)
+    return out[0].transpose(0, 1), lse[0].transpose(0, 1)
 
 
-def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
-    """Return the additive mask [chunk, length]: causal from the chunk's first position on, within the window."""
-    at = torch.arange(span.length, device=like.device)
+def _chunk_mask(span: RowSpan, held: int, window: int | None, like: Tensor) -> Tensor:
+    """Return the additive mask [chunk, held]: causal from the chunk's first position on, within the window."""
+    at = torch.arange(held, device=like.device)
     mine = torch.arange(span.start, span.length, device=like.device)[:, None]
     hidden = at > mine
     if window is not None:
@@ -124,8 +146,8 @@ def _groups(paging: PagedMetadata) -> Iterator[DecodeGroup]:
     """Group decode rows by similar length, so that padding to the longest wastes little."""
     spans, tables = paging.spans, paging.tables
     decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
-    for rows in _split(decodes, [spans[row].length for row in decodes]):
-        groups = -(-max(spans[row].length for row in rows) // paging.page_tokens)
+    for rows in _split(decodes, [paging.reach(row) for row in decodes]):
+        groups = -(-max(paging.reach(row) for row in rows) // paging.page_tokens)
         everything = len(rows) == len(spans)
         index = None if everything else put(rows, tables.device)
         whole = everything and paging.tokens is None

@@ -120,6 +120,24 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: Attent
     """Compute softmax attention; with a soft cap, as Gemma 2's eager code does, because fused kernels ignore it."""
     if how.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)
-    scores = torch.matmul(q, k.transpose(-1, -2)) * how.factor(q.shape[-1])
-    scores = torch.tanh(scores / how.softcap) * how.softcap + mask
+    scores = _scores(q, k, mask, how)
     return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+def softmax_attention_with_sums(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: AttentionSettings
+) -> tuple[Tensor, Tensor]:
+    """Compute attention in float32, and the logarithm of the sum of exponentiated scores of each query.
+
+    Returns:
+        float32 [..., queries, head_dim], zeros where nothing is visible; float32 [..., queries], minus infinity there.
+    """
+    scores = _scores(q.float(), k.float(), mask.float(), how)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - torch.where(lse.isneginf(), 0.0, lse)[..., None])  # -inf - -inf is NaN
+    return torch.matmul(weights, v.float()), lse
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor, how: AttentionSettings) -> Tensor:
+    scores = torch.matmul(q, k.transpose(-1, -2)) * how.factor(q.shape[-1])
+    return (scores if how.softcap is None else torch.tanh(scores / how.softcap) * how.softcap) + mask

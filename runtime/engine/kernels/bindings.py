@@ -270,16 +270,17 @@ class Kernels:
 
     def decode(
         self, query: Tensor, pool: Pool, lengths: Tensor, out: Tensor, scale: float, window: int = 0, cap: float = 0.0,
-        tokens: Tensor | None = None, rows: Tensor | None = None,
+        tokens: Tensor | None = None, rows: Tensor | None = None, lse: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Attend with one query token per row over its pages; the results go to its places in `out`.
 
         Args:
             query, out: [all tokens, heads, head_dim], a token's heads contiguous; `out` contiguous.
-            lengths: tokens of each row [rows], this one included.
+            lengths: tokens of each row [rows], this one included; a row of none gives zeros.
             window: attend to the last `window` tokens only; 0 for all.
             cap: soft cap on the scores; 0 for none.
             tokens, rows: index of each row's token and of its table; None for 0, 1, ….
+            lse: gets the natural logarithm of the sum of the exponentiated scores: float32 [all tokens, heads].
 
         Raises:
             MemoryError: no memory for partial results.
@@ -301,6 +302,7 @@ class Kernels:
             scale,
             cap,
             out.data_ptr(),
+            _sums_of(query, lse),
             self.threads,
         )
         if failed:
@@ -315,6 +317,7 @@ class Kernels:
         scale: float,
         window: int = 0,
         cap: float = 0.0,
+        lse: Tensor | None = None,
     ) -> None:
         """Attend with chunks of prompts over their pages, which already hold the chunks' own K and V.
 
@@ -335,6 +338,7 @@ class Kernels:
             scale,
             cap,
             out.data_ptr(),
+            _sums_of(query, lse),
             self.threads,
         )
         if failed:
@@ -409,6 +413,15 @@ def _heads_of(query: Tensor, pool: Pool, out: Tensor) -> tuple[int, int, int]:
             f"heads {list(query.shape)} cannot attend to pages {list(pool.k.shape)} into {list(out.shape)}"
         )
     return heads, kv_heads, width
+
+
+def _sums_of(query: Tensor, lse: Tensor | None) -> int | None:
+    """Return where the logarithms of sums go. Raises ValueError if they do not match the query."""
+    if lse is None:
+        return None
+    if lse.shape != query.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous():
+        raise ValueError(f"sums {list(lse.shape)} are not of heads {list(query.shape)}")
+    return lse.data_ptr()
 
 
 def _rows_of(x: Tensor, width: int) -> Tensor:

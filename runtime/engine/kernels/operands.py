@@ -77,19 +77,27 @@ class PromptChunk:
         token: Index of the first one in the forward context.
         start: Position of the first one in its sequence.
         row: The row in the page tables.
+        held: Tokens in the row's pages; None: those up to its last token.
     """
 
     token: int
     count: int
     start: int
     row: int
+    held: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that its last token attends to."""
+        end = self.start + self.count
+        return end if self.held is None else min(end, self.held)
 
 
 class PromptChunks:
     """Prompt chunks in the layout that the kernels read."""
 
     def __init__(self, chunks: Sequence[PromptChunk]) -> None:
-        flat = [value for one in chunks for value in (one.token, one.count, one.start, one.row)]
+        flat = [value for one in chunks for value in (one.token, one.count, one.start, one.row, one.length)]
         self._array = (c_int64 * len(flat))(*flat)
         self.address = ctypes.addressof(self._array)
         self.count = len(chunks)

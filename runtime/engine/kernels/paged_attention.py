@@ -30,7 +30,7 @@ class NativeAttention:
         decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
         everything = len(decodes) == len(spans)
         self._prompts = PromptChunks(
-            [PromptChunk(span.lo, span.hi - span.lo, span.start, row) for row, span in paging.chunks]
+            [PromptChunk(span.lo, span.hi - span.lo, span.start, row, paging.reach(row)) for row, span in paging.chunks]
         )
         self._some = len(decodes) > 0
         self._rows = None if everything else torch.tensor(decodes, dtype=torch.int64)
@@ -54,27 +54,27 @@ class NativeAttention:
             self._pool(layer, paging.view(key)), paging.token_pages[layer], paging.token_offsets, key, value
         )
 
-    def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
+    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
         if not self._some:
             return
         if not _takes(now):
-            self._gathered.decode(layer, _in_one_dtype(now), out)
+            self._gathered.decode(layer, _in_one_dtype(now), out, lse)
             return
         pool = self._pool(layer, self.paging.view(now.key))
         query, into = _in_float32(now.query, out)
-        self._kernels.decode(query, pool, self._lengths, into, *_terms(now), self._tokens, self._rows)
+        self._kernels.decode(query, pool, self._lengths, into, *_terms(now), self._tokens, self._rows, lse)
         if into is not out:
             out.copy_(into)
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
+    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
         if not self._prompts.count:
             return
         if not _takes(now):
-            self._gathered.chunks(layer, _in_one_dtype(now), out)
+            self._gathered.chunks(layer, _in_one_dtype(now), out, lse)
             return
         pool = self._pool(layer, self.paging.view(now.key))
         query, into = _in_float32(now.query, out)
-        self._kernels.chunks(query, pool, self._prompts, into, *_terms(now))
+        self._kernels.chunks(query, pool, self._prompts, into, *_terms(now), lse)
         if into is not out:
             out.copy_(into)
 

@@ -79,6 +79,8 @@ class PagedMetadata:
         lengths: Tokens of each row after this step [rows].
         token_pages: Page that each token is written to [layers, tokens].
         token_offsets: Slot of each token in its page [tokens].
+        held: Tokens in the pages of each row, where that is not all of them up to the span's end: a token of a row
+            attends to these as far as they come before it or are its own (IL-01).
     """
 
     pool: PagePool
@@ -89,6 +91,12 @@ class PagedMetadata:
     lengths: Tensor
     token_pages: Tensor
     token_offsets: Tensor
+    held: tuple[int, ...] | None = None
+
+    def reach(self, row: int) -> int:
+        """Return how many tokens of its pages a row's last token attends to; as in `lengths`."""
+        length = self.spans[row].length
+        return length if self.held is None else min(length, self.held[row])
 
     @property
     def chunks(self) -> Iterator[tuple[int, RowSpan]]:
@@ -120,12 +128,15 @@ class AttentionBackend(Protocol):
         """Write K and V of the paging's tokens [tokens, kv_heads, head_dim] to a layer's pages."""
         ...
 
-    def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
-        """Compute attention of all rows with one token, into their places of `out` [tokens, heads, head_dim]."""
+    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+        """Compute attention of all rows with one token, into their places of `out` [tokens, heads, head_dim].
+
+        `lse`, if given, gets the natural logarithm of the sum of exponentiated scores: float32 [tokens, heads].
+        """
         ...
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
-        """Compute attention of the tokens of all other rows, into their places of `out`."""
+    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+        """Compute attention of the tokens of all other rows, into their places of `out` and `lse`."""
         ...
 
 

@@ -253,10 +253,12 @@ static struct reach reach_of(const struct pages *pages, const int64_t *rows_of, 
  *
  * q: token tokens[r] (r if NULL) at q + token * q_stride, [heads, dim]; out likewise, heads * dim apart. lengths
  * [rows]: tokens of the row, this one included. rows_of [rows]: its row in the tables (r if NULL). window: attend to
- * the last `window` tokens only, 0 for all. cap: soft cap, 0 for none. Returns 0, or 1 if out of memory. */
+ * the last `window` tokens only, 0 for all. cap: soft cap, 0 for none. lse: if not NULL, the natural logarithm of the sum
+ * of the exponentiated scores, at lse + token * heads, -inf without any. A row of no tokens gives zeros. Returns 0, or 1 if
+ * out of memory. */
 int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const int64_t *rows_of, const int64_t *lengths, int64_t rows,
                int64_t heads, int64_t kv_heads, int64_t dim, const struct pages *pages, int64_t window, float scale, float cap,
-               float *out, int threads)
+               float *out, float *lse, int threads)
 {
     int64_t group = heads / kv_heads, longest = 0;
     for (int64_t r = 0; r < rows; r++) longest = lengths[r] > longest ? lengths[r] : longest;
@@ -264,7 +266,7 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
     int64_t at_once = rows * splits >= 2 * threads ? kv_heads : 1; /* with few rows, threads share a row's heads */
     int64_t shares = kv_heads / at_once, padded = (dim + VL - 1) / VL * VL, width = heads * (padded + 2);
     int64_t room = pairs_room(pages, at_once * group, dim);
-    float *parts = malloc((size_t)(rows * splits * width) * 4); /* [rows, splits]: out [heads, padded], maxima, sums [heads] */
+    float *parts = malloc((size_t)(rows * splits * width + 1) * 4); /* [rows, splits]: out [heads, padded], maxima, sums [heads] */
     if (parts == NULL) return 1;
 #pragma omp parallel num_threads(threads)
     {
@@ -289,13 +291,15 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
 #pragma omp for schedule(dynamic, SHARE(rows * heads))
         for (int64_t each = 0; each < rows * heads; each++) {
             int64_t r = each / heads, head = each % heads;
-            float *o = out + ((tokens == NULL ? r : tokens[r]) * heads + head) * dim;
+            int64_t place = (tokens == NULL ? r : tokens[r]) * heads + head;
+            float *o = out + place * dim;
             const float *part = parts + r * splits * width;
             float most = -INFINITY, sum = 0.0f;
             memset(total, 0, (size_t)padded * 4);
             for (int64_t s = 0; s < splits; s++, part += width)
                 add_split(part + head * padded, part[heads * padded + head], part[heads * (padded + 1) + head], total, &most, &sum, padded);
             for (int64_t j = 0; j < dim; j++) o[j] = total[j] * (sum > 0.0f ? 1.0f / sum : 0.0f);
+            if (lse != NULL) lse[place] = sum > 0.0f ? most + logf(sum) : -INFINITY;
         }
     }
     free(parts);

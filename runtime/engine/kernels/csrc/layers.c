@@ -63,7 +63,7 @@ int zoo_layers(float *hidden, const struct half *halves, int64_t count, const st
             struct pages pages = {step->k_pool, step->v_pool, step->page_stride, step->page_tokens,
                                   step->tables + half->layer * step->layer_stride, step->table_stride, step->narrow};
             failed |= zoo_decode(step->wide, total, NULL, NULL, step->lengths, rows, half->heads, half->kv_heads, dim, &pages,
-                                 half->window, half->scale, 0.0f, step->made, threads);
+                                 half->window, half->scale, 0.0f, step->made, NULL, threads);
         }
         int how = half->narrow && half->out_lows == NULL ? ROUNDED : PLAIN;
         failed |= zoo_linear(step->made, rows, half->out_inputs, half->out, 1, how, hidden, hidden, threads);

@@ -1,11 +1,13 @@
 /* Attention of chunks of prompts, whose K and V are first laid out for tiles; included by kernels.c. */
 
-/* A chunk of a prompt: consecutive tokens of one row, each attending to the row's tokens up to itself. */
+/* A chunk of a prompt: consecutive tokens of one row, each attending to the row's tokens up to itself, as far as the row's
+ * pages hold them. */
 struct chunk {
     int64_t token; /* index of the first one in q and out */
     int64_t count;
     int64_t start; /* its position: the number of the row's tokens before it */
     int64_t row;   /* in the tables */
+    int64_t held;  /* tokens in the row's pages */
 };
 
 /* Lay out K of one row and KV head as panels [panels][dim][NR], V as [dim panels][padded][NR], zeros after the end; in
@@ -78,14 +80,15 @@ static void lay_out_pairs_of_head(const struct pages *pages, const int64_t *tabl
 #define PANELS (KEYS / NR)
 
 /* Attend with a block of m query rows of one head, the first at position `first`, over the laid out K and V of their
- * row; `paired`: of lay_out_pairs_of_head. acc: scratch for MR rows of twice the padded width and of dim. */
+ * row, which has `held` tokens; `paired`: of lay_out_pairs_of_head. lse, if not NULL: one for each row, `lse_stride` apart. acc: scratch for MR rows of twice the padded width and of dim. */
 static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const void *k, const void *v, int64_t padded, int paired,
-                         int64_t first, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride)
+                         int64_t first, int64_t held, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride,
+                         float *lse, int64_t lse_stride)
 {
     float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR], total_maxima[MR], total_sums[MR];
     uint32_t weights[MR * KEYS / 2] ALIGNED, *queries = (uint32_t *)(acc + 2 * MR * ((dim + NR - 1) / NR * NR));
     const int64_t units = (dim + 1) / 2;
-    int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR, end = (first + m + NR - 1) / NR;
+    int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR, end = ((first + m < held ? first + m : held) + NR - 1) / NR;
     float *total = acc + MR * width, *mine = total + MR * width; /* copied, because rows a page apart would evict each other */
     for (int64_t i = 0; i < m; i++) {
         maxima[i] = total_maxima[i] = -INFINITY, sums[i] = total_sums[i] = 0.0f;
@@ -106,6 +109,7 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
                 rows_tile(m, dim, dim, mine, (const float *)k + p * dim * NR, NULL, scores + (p - panel) * NR, KEYS);
         for (int64_t i = 0; i < m; i++) {
             int64_t after = first + i + 1 - panel * NR, before = window > 0 ? after - window : 0;
+            after = after < held - panel * NR ? after : held - panel * NR;
             after = after < 0 ? 0 : after < KEYS ? after : KEYS;
             before = before < 0 ? 0 : before < KEYS ? before : KEYS;
             soften(before, after, scale, cap, scores + i * KEYS, maxima + i, sums + i, acc + i * width, width, paired);
@@ -126,14 +130,16 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
         }
         memset(acc, 0, (size_t)(m * width) * 4);
     }
-    for (int64_t i = 0; i < m; i++)
+    for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < dim; j++) out[i * out_stride + j] = total[i * width + j] * (total_sums[i] > 0.0f ? 1.0f / total_sums[i] : 0.0f);
+        if (lse != NULL) lse[i * lse_stride] = total_sums[i] > 0.0f ? total_maxima[i] + logf(total_sums[i]) : -INFINITY;
+    }
 }
 
 /* Attend with every chunk's tokens over their rows' pages, which end with these tokens. q: token t at q + t * q_stride,
- * [heads, dim]; out likewise, heads * dim apart. window, scale, cap, result as in zoo_decode. */
+ * [heads, dim]; out likewise, heads * dim apart. window, scale, cap, lse, result as in zoo_decode. */
 int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
-               const struct pages *pages, int64_t window, float scale, float cap, float *out, int threads)
+               const struct pages *pages, int64_t window, float scale, float cap, float *out, float *lse, int threads)
 {
     const int paired = PAIRED && pages->narrow;
     int64_t group = heads / kv_heads, slabs = (dim + NR - 1) / NR, blocks = 0, room = 0;
@@ -143,10 +149,10 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
     for (int64_t c = 0; c < count; c++) { /* offset of each chunk's K and V, and number of its first block */
         offsets[c] = room;
         firsts[c] = blocks;
-        room += kv_heads * ((chunks[c].start + chunks[c].count + NR - 1) / NR * NR) * size;
+        room += kv_heads * ((chunks[c].held + NR - 1) / NR * NR) * size;
         blocks += (chunks[c].count + MR - 1) / MR * heads;
     }
-    float *laid = aligned_alloc(64, (size_t)((room * 4 + 63) / 64 * 64));
+    float *laid = aligned_alloc(64, (size_t)((room * 4 + 64) / 64 * 64));
     if (laid == NULL) {
         free(offsets);
         return 1;
@@ -157,7 +163,7 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < count * kv_heads; each++) {
             const struct chunk *chunk = &chunks[each / kv_heads];
-            int64_t length = chunk->start + chunk->count, padded = (length + NR - 1) / NR * NR, head = each % kv_heads;
+            int64_t length = chunk->held, padded = (length + NR - 1) / NR * NR, head = each % kv_heads;
             const int64_t *table = pages->tables + chunk->row * pages->table_stride;
             float *k = laid + offsets[each / kv_heads] + head * padded * size, *v = k + padded * k_size;
             if (paired)
@@ -171,10 +177,12 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
             while (firsts[c] > each) c--;
             const struct chunk *chunk = &chunks[c];
             int64_t block = (each - firsts[c]) / heads, head = (each - firsts[c]) % heads, lo = block * MR;
-            int64_t padded = (chunk->start + chunk->count + NR - 1) / NR * NR, m = chunk->count - lo < MR ? chunk->count - lo : MR;
+            int64_t padded = (chunk->held + NR - 1) / NR * NR, m = chunk->count - lo < MR ? chunk->count - lo : MR;
             const float *k = laid + offsets[c] + head / group * padded * size;
+            int64_t place = (chunk->token + lo) * heads + head;
             attend_block(m, dim, q + (chunk->token + lo) * q_stride + head * dim, q_stride, k, k + padded * k_size, padded, paired,
-                         chunk->start + lo, window, scale, cap, acc, out + ((chunk->token + lo) * heads + head) * dim, heads * dim);
+                         chunk->start + lo, chunk->held, window, scale, cap, acc, out + place * dim, heads * dim,
+                         lse == NULL ? NULL : lse + place, heads);
         }
     }
     free(laid);
