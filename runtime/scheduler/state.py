@@ -41,6 +41,7 @@ class ClusterState:
         running, waiting: Every live sequence is in exactly one of the two.
         starved: Running sequences that wait for pages.
         queued: Names of running sequences whose next row waits for a chunk of prompts (`scheduler.prefill`).
+        awaited: Devices that lack room for a sequence that is to be handed off: new ones do not pass it there.
         ready: Sequences with a next row that may be issued at the end of the current event.
         users: Number of live sequences, by `Chain.loaded_as`.
         variants: Variants of a chain, by its `loaded_as`.
@@ -70,6 +71,7 @@ class ClusterState:
     running: dict[str, ScheduledSequence] = field(default_factory=dict)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     starved: dict[str, ScheduledSequence] = field(default_factory=dict)
+    awaited: frozenset[str] = frozenset()
     queued: set[str] = field(default_factory=set)
     ready: list[ScheduledSequence] = field(default_factory=list)
     users: Counter[str] = field(default_factory=Counter)

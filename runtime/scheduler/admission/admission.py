@@ -95,7 +95,7 @@ class Admission:
             return
         if state.order is not None and state.config.order.plan == "qlm":
             state.order.put_late_ones_last(state.waiting, now)
-        full: set[str] = set()
+        full: set[str] = set(state.awaited)
         self._residency.begin_pass()
         heads = [(state.waiting.rank(sequence), sequence) for sequence in state.waiting.heads()]
         while heads:

@@ -5,6 +5,7 @@
         -> no room: it waits, first come first served; what comes later does not pass it on the way to the same devices
 
 Contract:
+- What lacks room is in `ClusterState.awaited`, so that sequences that begin there do not take what becomes free.
 - A sequence that waits has its K and V and pages on the path of its context; each path by which it leaves that one
   (end, abort, preemption, death) removes it here (`remove_sequence`).
 - Its first token was emitted before: the time to it does not count the transfer (TI-18).
@@ -66,6 +67,8 @@ class Handoffs:
         """Forget a sequence that leaves its devices."""
         self.waiting.pop(sequence.seq, None)
         self._failures.pop(sequence.seq, None)
+        if not self.waiting:
+            self._state.awaited = frozenset()
 
     def look(self, now: int) -> None:
         """Hand off all that can go now, in order."""
@@ -74,6 +77,7 @@ class Handoffs:
         for sequence in tuple(self.waiting.values()):
             if not sequence.waits.move:
                 self._send(sequence, full, now)
+        self._state.awaited = frozenset(full)
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
@@ -86,6 +90,8 @@ class Handoffs:
         router, within = state.router, state.router.within(chain, "decodes")
         if within is None or within.issuperset(sequence.place.devices):
             self._stay(sequence, "its devices decode", now)
+            return
+        if within <= full:
             return
         loads = self._loads()
         route = router.least_loaded(chain, loads, sequence.longest, within)

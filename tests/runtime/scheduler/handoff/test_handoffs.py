@@ -45,7 +45,7 @@ def moves(cluster: Apart) -> list[Migration]:
 )  # fmt: skip
 def test_each_phase_runs_on_its_devices_with_one_transfer(roles: Sequence[RoleName], placement: str) -> None:
     cluster = Apart(*roles, settings={"placement": placement, "prefill_chunk": 8}, pages=4000)
-    for one in some(64, 3):
+    for one in some(64 if roles == PAIR else 24, 3):
         cluster.ask(one, at=random.Random(one.seq).randrange(40 * MS))
     cluster.run()
     cluster.expect()
@@ -113,6 +113,20 @@ def test_a_full_decode_side_holds_sequences_at_their_prompts_in_order() -> None:
     cluster.expect_phases()
     went = [event.extra["seq"] for event in cluster.trace.named("dispatch.choose")]
     assert went == [f"s{at}" for at in range(6)]
+
+
+def test_sequences_that_begin_do_not_take_the_room_that_one_waits_for() -> None:
+    """Without that, one with a long prompt is handed off once requests have ceased to come."""
+    cluster = Apart("prefill", "both", pages=40)
+    for at in range(200):
+        cluster.ask(request(f"s{at}", range(2), "m", max_tokens=20), at=at * MS)
+    cluster.ask(request("big", range(40), "m", max_tokens=6), at=20 * MS)
+    reach(cluster, lambda: len(cluster.told["big"].tokens) == 1)
+    first = cluster.now
+    reach(cluster, lambda: len(cluster.told["big"].tokens) > 1)
+    assert cluster.now - first < 60 * MS
+    cluster.run()
+    cluster.expect()
 
 
 def test_few_pages_preempt_and_lose_nothing() -> None:
@@ -244,3 +258,17 @@ def test_nothing_moves_to_a_device_that_does_not_run_its_phase() -> None:
     cluster.run()
     cluster.expect()
     assert cluster.scheduler.state().counters.moves == 2
+
+
+def test_what_has_left_keeps_no_room() -> None:
+    """The last one that waits for room is aborted: what comes later begins there again."""
+    cluster = Apart(*PAIR, pages=60)
+    cluster.ask(request("a", range(40), "m", max_tokens=30))
+    cluster.ask(request("big", range(40), "m", max_tokens=30), at=1 * MS)
+    handoffs, state = cluster.scheduler._handoffs, cluster.scheduler._state
+    reach(cluster, lambda: [*handoffs.waiting] == ["big"] and bool(state.awaited))
+    cluster.abort("big", cluster.now)
+    reach(cluster, lambda: not handoffs.waiting)
+    assert not state.awaited
+    cluster.run()
+    cluster.expect_empty()
