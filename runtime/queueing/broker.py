@@ -70,6 +70,8 @@ class RabbitIntake:
         #: Messages by request: those that run here, and those that another server runs, or that came twice.
         self._running: dict[str, AbstractIncomingMessage] = {}
         self._held: dict[str, tuple[DurableRequest, list[AbstractIncomingMessage]]] = {}
+        #: When what is held is looked at again, in the loop's seconds: also while messages keep coming.
+        self._review_at = 0.0
 
     async def open(self) -> None:
         """Connect. Raises StoreError if that does not succeed in time, InputError without the package."""
@@ -102,10 +104,13 @@ class RabbitIntake:
 
     async def claim(self, most: int) -> list[DurableRequest]:
         """As `Intake.claim`; waits until there is one."""
+        loop = asyncio.get_running_loop()
         while True:
             came = await self._deliveries(most)
-            claimed = await self._claim_came(came) if came else await self._review()
-            if claimed:
+            if not came or loop.time() >= self._review_at:
+                came += self._take_held()
+                self._review_at = loop.time() + _REVIEW
+            if came and (claimed := await self._claim_came(came)):
                 return claimed
 
     async def ack(self, request: str) -> None:
@@ -147,7 +152,10 @@ class RabbitIntake:
         return found
 
     async def _claim_came(self, came: Sequence[tuple[DurableRequest, AbstractIncomingMessage]]) -> list[DurableRequest]:
-        """Claim what has come; acknowledge what has ended, and hold what other servers have."""
+        """Claim what has come; acknowledge what has ended, and hold what other servers have.
+
+        Raises StoreError; all that came is held then, and so claimed later.
+        """
         owner = self._journal.database.server
         given = {request.id: request for request, _ in came}
 
@@ -158,7 +166,12 @@ class RabbitIntake:
             claimed = requests.claim(connection, owner=owner, ids=given)
             return claimed, over | set(requests.ended_of(connection, list(given)))
 
-        claimed, ended = await self._journal.write(work)
+        try:
+            claimed, ended = await self._journal.write(work)
+        except StoreError:
+            for request, message in came:
+                self._hold(request, message)
+            raise
         mine = {request.id for request in claimed}
         for request, message in came:
             if request.id in ended:
@@ -166,14 +179,16 @@ class RabbitIntake:
             elif request.id in mine and request.id not in self._running:
                 self._running[request.id] = message
             else:
-                self._held.setdefault(request.id, (request, []))[1].append(message)
+                self._hold(request, message)
         return claimed
 
-    async def _review(self) -> list[DurableRequest]:
-        """Look at what is held: acknowledge what has ended, claim what no server has any more."""
+    def _hold(self, request: DurableRequest, message: AbstractIncomingMessage) -> None:
+        self._held.setdefault(request.id, (request, []))[1].append(message)
+
+    def _take_held(self) -> list[tuple[DurableRequest, AbstractIncomingMessage]]:
+        """Take what is held, to claim what no server has any more."""
         held, self._held = self._held, {}
-        came = [(request, message) for request, several in held.values() for message in several]
-        return await self._claim_came(came)
+        return [(request, message) for request, several in held.values() for message in several]
 
     # -- the connection ------------------------------------------------------------------------------------------------
 

@@ -95,7 +95,12 @@ class LineFeeder:
     async def feed_broker(self, broker: Intake) -> None:
         """Run lines of all batches as the broker gives them, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            await self._feed_from(broker, group)
+            while True:
+                try:
+                    return await self._feed_from(broker, group)
+                except StoreError as error:
+                    _log.error("the broker's lines: %s", error)
+                    await asyncio.sleep(_RETRY)
 
     async def _feed_from(self, intake: Intake, group: asyncio.TaskGroup) -> None:
         """Run lines until there is none."""
@@ -141,8 +146,13 @@ class LineFeeder:
         await intake.ack(line.id)
 
     async def _run_to_end(self, line: DurableRequest) -> None:
+        failed = False
         while True:
             try:
+                if failed:
+                    end = partial(requests.finish, request=line.id, state="failed", given=_FAILED, now=time.time_ns())
+                    await self._journal.write(end)
+                    return
                 body = await self._bodies.body_of(line)
                 async with self._alone(line):
                     await self._runs.run(line, body, self._seats.hold_seat())
@@ -154,9 +164,7 @@ class LineFeeder:
                     return
             except Exception:
                 _log.exception("line %s of %s failed", line.line, line.batch)
-                failed = partial(requests.finish, request=line.id, state="failed", given=_FAILED, now=time.time_ns())
-                await self._journal.write(failed)
-                return
+                failed = True
 
     async def _is_gone(self, line: DurableRequest) -> bool:
         """Return whether a line was removed with its batch, which has ended on another server."""

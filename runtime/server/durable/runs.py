@@ -336,13 +336,20 @@ class DurableRuns:
                 task.add_done_callback(settling.discard)
 
     async def _settle(self, broker: RabbitIntake, run: DurableRun) -> None:
-        if await run.answered() is not None:
-            await broker.ack(run.id)
-            return
-        try:
-            await broker.release([run.id])
-        except StoreError as error:
-            _log.warning("request %s could not be put down: %s", run.id, error)
+        """Acknowledge a request once it has its answer, or give it back; in the end one of both, whatever fails."""
+        while await run.answered() is None:
+            try:
+                again = self._runs.get(run.id, run)
+                if again is run:
+                    await broker.release([run.id])
+                    return
+                run = again  # started again here: to give it back now would let it run twice
+            except StoreError as error:
+                _log.warning("request %s could not be put down: %s", run.id, error)
+                if self.parking:
+                    return
+                await asyncio.sleep(RETRY_SECONDS)
+        await broker.ack(run.id)
 
     @asynccontextmanager
     async def _alone(self, request: DurableRequest) -> AsyncIterator[None]:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from runtime.queueing import batches, requests
@@ -291,3 +292,66 @@ def test_a_claim_that_is_cancelled_ends_though_a_message_comes() -> None:
         assert intake._came.qsize() == 1
 
     asyncio.run(work())
+
+
+@dataclass
+class Message:
+    """A delivery without a broker."""
+
+    body: bytes
+    acknowledged: bool = False
+
+    async def ack(self) -> None:
+        self.acknowledged = True
+
+
+@asynccontextmanager
+async def delivered(folder: Path, *given: int) -> AsyncIterator[tuple[RabbitIntake, Journal, list[Message]]]:
+    """Make an intake that these requests have come to."""
+    database = QueueDatabase(str(folder / "queue"))
+    journal = Journal(database)
+    intake = RabbitIntake("amqp://unused", "requests", journal, 8)
+    messages = [Message(msgspec.msgpack.encode(made(number))) for number in given]
+    for message in messages:
+        intake._came.put_nowait(cast(Any, message))
+    try:
+        yield intake, journal, messages
+    finally:
+        await journal.close()
+        database.close()
+
+
+def test_what_came_while_the_store_failed_is_claimed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with delivered(tmp_path, 1, 2) as (intake, journal, messages):
+
+            async def full(work: object) -> None:
+                raise StoreError("the disk is full")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(journal, "write", full)
+                for _ in range(2):  # what has come, and what is held since
+                    with pytest.raises(StoreError, match="full"):
+                        await intake.claim(4)
+            assert sorted(each.id for each in await intake.claim(4)) == ["cmpl-1", "cmpl-2"]
+            await intake.ack("cmpl-2")
+            assert [message.acknowledged for message in messages] == [False, True]
+
+    run(work)
+
+
+def test_what_is_held_is_claimed_though_messages_keep_coming(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with delivered(tmp_path) as (intake, _, _):
+            intake._hold(made(1), cast(Any, Message(b"")))
+            claimed: list[str] = []
+            end = time.monotonic() + 10
+            for number in itertools.count(2):
+                intake._came.put_nowait(cast(Any, Message(msgspec.msgpack.encode(made(number)))))
+                claimed += [each.id for each in await intake.claim(1)]
+                if "cmpl-1" in claimed or time.monotonic() > end:
+                    break
+                await asyncio.sleep(0.1)
+            assert "cmpl-1" in claimed
+
+    run(work)

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 from sqlalchemy import Connection
 
 from runtime.queueing import batches, files, requests
@@ -176,5 +178,72 @@ def test_lines_that_servers_died_with_run_one_at_a_time(tmp_path: Path) -> None:
             await asyncio.wait_for(feeder.feed("a"), 60)
             assert len(runs.begun) == 8
             assert all(len(inside & {"a-1", "a-4", "a-6"}) <= 1 for inside in runs.beside)
+
+    asyncio.run(go())
+
+
+class Broker:
+    """Gives these lines, one at a time; fails before each."""
+
+    def __init__(self, lines: list[DurableRequest]) -> None:
+        self.lines = lines
+        self.acknowledged: list[str] = []
+        self.fails = True
+
+    async def put(self, given: object) -> None:
+        raise NotImplementedError
+
+    async def claim(self, most: int) -> list[DurableRequest]:
+        self.fails = not self.fails
+        if not self.fails:
+            raise StoreError("the disk is full")
+        if not self.lines:
+            await asyncio.Event().wait()
+        return [self.lines.pop(0)]
+
+    async def ack(self, request: str) -> None:
+        self.acknowledged.append(request)
+
+    async def release(self, ids: object) -> None:
+        raise NotImplementedError
+
+
+def test_lines_of_a_broker_go_on_after_its_claims_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.server.batches.feeding._RETRY", 0.01)
+
+    async def go() -> None:
+        async with feeding(tmp_path, {"a": 3}) as (feeder, _):
+            broker = Broker([stored("a", number) for number in range(3)])
+            feed = asyncio.create_task(feeder.feed_broker(broker))
+            await until(lambda: len(broker.acknowledged) == 3 or feed.done())
+            assert not feed.done() and sorted(broker.acknowledged) == ["a-0", "a-1", "a-2"]
+            feed.cancel()
+
+    asyncio.run(go())
+
+
+def test_a_line_whose_failure_cannot_be_stored_ends_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.server.batches.feeding._RETRY", 0.01)
+
+    async def go() -> None:
+        async with feeding(tmp_path, {"a": 2}) as (feeder, runs):
+            write, failures = runs.journal.write, 2
+
+            async def failing(work: Any, **options: Any) -> Any:
+                nonlocal failures
+                if isinstance(work, partial) and work.keywords.get("state") == "failed" and failures:
+                    failures -= 1
+                    raise StoreError("the disk is full")
+                return await write(work, **options)
+
+            async def run(request: DurableRequest, raw: bytes, seat: object) -> None:
+                raise ValueError("a fault")
+
+            monkeypatch.setattr(runs.journal, "write", failing)
+            monkeypatch.setattr(runs, "run", run)
+            await asyncio.wait_for(feeder.feed("a"), 30)
+            assert failures == 0
+            with runs.journal.database.reading() as connection:
+                assert batches.line_counts(connection, "a") == {"failed": 2}
 
     asyncio.run(go())
