@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from runtime.decode_config import DecodeConfig
 from runtime.order_config import OrderConfig as OrderConfig
 from runtime.order_config import Overload as Overload
 from runtime.order_config import Plan as Plan
@@ -295,6 +296,7 @@ class ClusterConfig:
             the same steps (`policy.slo.background`); 0: they run as any sequence does.
         roles: What devices run, by their names; any other device runs everything. A sequence with a context computed
             on a device that does not decode is handed off to one that does (TI-15).
+        decode: When and where sequences decode.
     """
 
     devices: int = 1
@@ -327,6 +329,7 @@ class ClusterConfig:
     prefill_window: int = 16
     background_share: float = 0.0
     roles: tuple[tuple[str, RoleName], ...] = ()
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
         if self.prefill_order not in get_args(PrefillOrder):
@@ -353,10 +356,8 @@ class ClusterConfig:
             raise ValueError("residency is fixed or swap, eviction furthest or lru")
         if self.preemption_mode not in get_args(PreemptionMode):
             raise ValueError("preemption_mode is auto, swap or recompute")
-        if self.swap_patience_ms < 0 or not 0.0 <= self.background_share < 100.0:
-            raise ValueError("swap_patience_ms is at least 0, background_share 0 to 100")
-        if self.shared_prompt_bytes < 0:
-            raise ValueError("shared_prompt_bytes is at least 0")
+        if min(self.swap_patience_ms, self.shared_prompt_bytes) < 0 or not 0.0 <= self.background_share < 100.0:
+            raise ValueError("swap_patience_ms and shared_prompt_bytes are at least 0, background_share 0 to 100")
         if not 0 <= self.row_timeout_s < float("inf"):
             raise ValueError("row_timeout_s is a number of seconds, 0 for no limit")
         whole = (

@@ -87,6 +87,12 @@ def _prefill_order(options: ServeOptions, executor: str) -> str | None:
     return "without an order of prompts: give --prefill-order" if options.prefill_order == "off" else None
 
 
+def _expected_lengths(options: ServeOptions, executor: str) -> str | None:
+    if options.decode_admission == "greedy" and options.decode_choice == "load":
+        return "where nothing depends on it: give --decode-admission or --decode-choice"
+    return None
+
+
 def _queue(options: ServeOptions, executor: str) -> str | None:
     return "without a queue: give --queue" if options.queue == "off" else None
 
@@ -108,6 +114,7 @@ NEEDS: Mapping[str, Need] = {
     "host memory": Need("--host-memory", _host_memory),
     "a GPU's share": Need("--device cuda without --kv-cache-memory-bytes", _share_of_gpu),
     "prefill order": Need("--prefill-order", _prefill_order),
+    "expected lengths": Need("--decode-admission or --decode-choice", _expected_lengths),
     "queue": Need("--queue", _queue),
     "shared queue": Need("--queue postgresql://…", _shared_queue),
     "speculation": Need("--speculation", _speculation),

@@ -49,6 +49,7 @@ from runtime.config import (
     Weights,
     WeightSharing,
 )
+from runtime.decode_config import DecodeConfig, DecodeRule, ReserveRule
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.shipped import SHIPPED_AGENT, SHIPPED_CLUSTER, Serving, agent_config, cluster_config
 from zoo.errors import InputError
@@ -155,6 +156,19 @@ class ServeOptions:
         help="Order of the prompts that wait for one device: each runs when it can (off), or in chunks "
              "that several prompts fill: by arrival (fcfs), the shortest (sjf) or the longest "
              "(ljf) of a window of prompts first.")
+    decode_admission: str = option(SHIPPED_CLUSTER.decode.admission, group="Batching", choices=get_args(ReserveRule),
+        needs=["paged"],
+        help="Pages that must be free before a sequence decodes on a device: those of its context (greedy), also those "
+             "it is expected to grow to (static), those of all until the first of them ends (dynamic), or until all "
+             "have ended (peak).")
+    decode_choice: str = option(SHIPPED_CLUSTER.decode.choice, group="Batching", choices=get_args(DecodeRule),
+        needs=["several devices"],
+        help="Which path decodes a sequence with a prompt that ran elsewhere: the one with the fewest sequences "
+             "(load), or by the share of long answers there: the better of two drawn (po2), the best (least), any "
+             "(random), or the worst.")
+    decode: DecodeConfig = table_option(DecodeConfig, group="Batching", without=["admission", "choice"],
+        needs=["expected lengths"],
+        help="By how much expected lengths of answers are exceeded, and how old loads of devices may be.")
     prefill_window: int = option(SHIPPED_CLUSTER.prefill_window, group="Batching", needs=["prefill order"],
         help="Prompts that are sorted at a time: a long one waits at most for those of its window.")
     batch_wait_us: int = option(SHIPPED_AGENT.batch_wait_us, group="Batching", needs=["due rows"],
@@ -333,6 +347,7 @@ class ServeOptions:
             shared_prompt_bytes=size_of(self.shared_prompts),
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
             prefill_order=self.prefill_order, prefill_window=self.prefill_window,
+            decode=_built(replace, self.decode, admission=self.decode_admission, choice=self.decode_choice),
             background_share=0.0 if self.queue == "off" else self.batches.interactive_share,
         )  # fmt: skip
         made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.step_tokens)

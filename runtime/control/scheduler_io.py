@@ -13,6 +13,7 @@ import msgspec
 
 from runtime.chains import Block, Chain, Variant
 from runtime.control.agent_io import Send
+from runtime.policy.lengths.forecast import LengthForecast
 from runtime.policy.profiles import BlockProfile
 from runtime.policy.slo.plan.problem import GroupPlan, Problem
 from runtime.types import SequenceRequest, TokenEvent
@@ -198,6 +199,14 @@ class PlanSolved:
     took_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class LengthPredicted:
+    """Report how long the answer of a sequence is predicted to get (TI-10)."""
+
+    seq: str
+    forecast: LengthForecast
+
+
 SchedulerEvent = (
     AddRequest
     | AddRequests
@@ -211,4 +220,5 @@ SchedulerEvent = (
     | ServeModel
     | WithdrawModel
     | PlanSolved
+    | LengthPredicted
 )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from runtime.chains import Chain, Hop, Path
 from runtime.control.sequence import Phase
 from runtime.messages import MigrationReady
+from runtime.policy.lengths.forecast import LengthForecast
 from runtime.policy.migration.two_ended import met_at
 from runtime.policy.routing.variants import Dispatch
 from runtime.tracing.sink import TraceSink
@@ -165,6 +166,12 @@ class TraceEvents:
     def phase(self, now: int, request: SequenceRequest, phase: RequestPhase, devices: Collection[str] = ()) -> None:
         """Record what happens to a sequence from now on, and on which devices, where these have roles (TI-01)."""
         self._emit(now, "phase", request, n=len(devices), cause="TI-01", phase=phase, at=sorted(devices))
+
+    def predicted(self, now: int, request: SequenceRequest, forecast: LengthForecast) -> None:
+        """Record how long an answer is predicted to get (TI-10)."""
+        self._emit(
+            now, "length.predicted", request, n=forecast.bucket, cause="TI-10", edges=forecast.edges, mass=forecast.mass
+        )
 
     def speculation(
         self, now: int, event: str, request: SequenceRequest, device: str, tokens: int, where: dict[str, Any]

@@ -31,6 +31,7 @@ from runtime.control.scheduler_io import (
     AddRequest,
     AddRequests,
     AgentDown,
+    LengthPredicted,
     MoveSequence,
     PauseSequence,
     PlanSolved,
@@ -79,7 +80,7 @@ from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.observe.totals import state_of
 from runtime.scheduler.order.deadlines import DeadlineOrder
-from runtime.scheduler.order.ordering import OrderParts, cells_by, deadline_order
+from runtime.scheduler.order.ordering import OrderParts, cells_by, deadline_order, expected_lengths
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.residency import Residency
@@ -126,7 +127,7 @@ class Scheduler:
         self._state = ClusterState(
             config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, swapping, out,
             counters=counters, waiting=WaitingQueue(None if order is None else order.forecasts), order=order,
-            cells=cells_by(config, order, devices, placed, times),
+            cells=cells_by(config, order, devices, placed, times), lengths=expected_lengths(config, order),
         )  # fmt: skip
         self._prefix_cache = PrefixCache(self._state)
         self._updates = ModelUpdates(self._state, self._prefix_cache)
@@ -143,7 +144,7 @@ class Scheduler:
         self._order = OrderParts(self._state, self._seating, order) if ordered else None
         self.plans = None if self._order is None else self._order.plans
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
-        self._admission = Admission(self._state, self._seating, chooser, self.residency, self._order)
+        self._admission = Admission(self._state, self._seating, chooser, self.residency, moves, self._order)
         self.migrations = Migrations(self._state, self._seating, moves)
         self._roles = RoleChanges(self._state, self._seating)
         self._handoffs = Handoffs(self._state, self._seating, self.migrations)
@@ -209,6 +210,7 @@ class Scheduler:
                 self._fleet.relent(now)
                 self.residency.retry_waiting(now)
                 self.control.tick(now)
+                self._seating.sample_lengths()
                 if self._order is not None:
                     self._order.review(now)
             case PauseSequence():
@@ -219,6 +221,8 @@ class Scheduler:
                 self._move(event, now)
             case SetRoles():
                 self._roles.change(event, now)
+            case LengthPredicted():
+                self._seating.record_forecast(event.seq, event.forecast, now)
             case PlanSolved() if self.plans is not None:
                 self.plans.solved(event, now)
             case _:

@@ -28,6 +28,7 @@ from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap, blocks_of
 from runtime.scheduler.routing.router import Router
 from runtime.scheduler.routing.used_paths import UsedPaths
+from runtime.scheduler.sequences.lengths import ExpectedLengths
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
@@ -50,6 +51,7 @@ class ClusterState:
         changed: Whether a waiting sequence might fit now: then admission and model updates run at the end of the event.
         placed: Whether blocks have been placed on devices.
         order: Deadlines and predicted times; None where sequences run by arrival.
+        lengths: Expected lengths of answers; None where nothing depends on them.
         cells: Serving cells; None where sequences run on any devices.
     """
 
@@ -81,6 +83,7 @@ class ClusterState:
     changed: bool = False
     placed: bool = False
     order: DeadlineOrder | None = None
+    lengths: ExpectedLengths | None = None
     cells: CellAssignment | None = None
 
     def in_use(self) -> list[Chain]:

@@ -22,8 +22,10 @@ from runtime.policy.routing.latency import Latency
 from runtime.policy.routing.paths import path_cost
 from runtime.scheduler.admission.bounding import Bounding
 from runtime.scheduler.admission.idle_instances import IdleInstances
+from runtime.scheduler.admission.page_reserve import PageReserve
 from runtime.scheduler.admission.variant_choice import VariantChooser
 from runtime.scheduler.kv.prefix_index import PrefixMatch
+from runtime.scheduler.migration.migration import Moves
 from runtime.scheduler.placement.block_map import blocks_of
 from runtime.scheduler.residency.residency import Residency
 from runtime.scheduler.routing.route_cache import Route
@@ -40,18 +42,15 @@ class Admission:
     """
 
     def __init__(
-        self,
-        state: ClusterState,
-        seating: SequenceLifecycle,
-        adaptive: VariantChooser,
-        residency: Residency,
-        order: Bounding | None = None,
-    ) -> None:
+        self, state: ClusterState, seating: SequenceLifecycle, adaptive: VariantChooser, residency: Residency,
+        moves: Moves, order: Bounding | None = None,
+    ) -> None:  # fmt: skip
         self._state = state
         self._residency = residency
         self._seating = seating
         self._adaptive = adaptive
         self._order = order
+        self._reserve = PageReserve(state, moves)
         self._arrivals = 0
         self._idle = IdleInstances(state)
 
@@ -356,7 +355,9 @@ class Admission:
         devices, config = self._state.devices, self._state.config
         if any(devices[name].passing.expected >= config.max_num_seqs for name in route.devices):
             return False
-        if self._residency.holds_back(sequence, route.devices):
+        if self._residency.holds_back(sequence, route.devices) or self._reserve.lacking_where_it_decodes(
+            sequence, route
+        ):
             return False
         shared = None if any(devices[name].copies for name in route.devices) else match
         groups = groups_for(sequence.chain.spec, sequence.tokens)

@@ -22,6 +22,9 @@ from __future__ import annotations
 from collections import Counter
 
 from runtime.kv.pages import groups_for
+from runtime.scheduler.admission.page_reserve import PageReserve
+from runtime.scheduler.handoff.decode_paths import DecodePaths
+from runtime.scheduler.handoff.load_reports import LoadReports
 from runtime.scheduler.migration.migration import Migration, crossings
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.routing.route_cache import Route
@@ -41,6 +44,8 @@ class Handoffs:
         self._state = state
         self._seating = seating
         self._migrations = migrations
+        self._reserve, self._reports = PageReserve(state, migrations.moves), LoadReports(state, migrations.moves)
+        self._paths = DecodePaths(state, self._reports)
         self.waiting: dict[str, ScheduledSequence] = {}
         self._failures: Counter[str] = Counter()
         self._fresh = False
@@ -104,7 +109,14 @@ class Handoffs:
             self._stay(sequence, "it has more room here", now)
             return
         able = within - full
-        while able and (route := router.least_loaded(chain, loads, sequence.longest, able)) is not None:
+        while able:
+            route, short = self._paths.choose(
+                sequence, able, loads, lambda route: not self._short(sequence, route, groups), now
+            )
+            full |= short
+            able -= short
+            if route is None:
+                return
             if (lacking := self._load(sequence, route)) is None:
                 self._stay(sequence, "its stages cannot be loaded there", now)
                 return
@@ -123,6 +135,7 @@ class Handoffs:
             state = self._state
             state.tell.control(now, "dispatch.choose", "TI-02", source, seq=sequence.seq, to=route.devices)
             state.tell.phase(now, sequence.request, "transfer", route.devices)
+            self._reports.assign(sequence, route.devices, self._needs(sequence, route, sequence.pages.groups))
 
     def _load(self, sequence: ScheduledSequence, route: Route) -> set[str] | None:
         """Request the stages that a route lacks; return its devices that load, None if one cannot."""
@@ -136,21 +149,36 @@ class Handoffs:
 
     def _crowded(self, sequence: ScheduledSequence, route: Route, groups: int) -> set[str]:
         """Return the devices of a route without room for a sequence; where there are none, its pages are free."""
-        state, needs = self._state, Counter[str]()
-        for hop, target in crossings(sequence.chain, sequence.path, route.path):
-            needs[target] += (hop.layers[1] - hop.layers[0]) * groups
-        bound, slack = self._bound(), dict[str, int]()
-        crowded: set[str] = set()
-        for name, pages in needs.items():
-            device, comes = state.devices[name], name not in sequence.place.devices
-            slack[name] = int(device.pages.capacity * state.config.watermark) if device.passing.count else 0
-            if device.pages.free + device.pages.idle < pages + slack[name]:
-                crowded.add(name)
-            if comes and device.passing.expected + bound[name] >= state.config.max_num_seqs:
-                crowded.add(name)
+        needs = self._needs(sequence, route, groups)
+        crowded = self._short(sequence, route, groups)
+        slack = {name: self._slack(name) for name in needs}
         if not crowded and not self._seating.prefix_cache.make_room(needs, None, slack):
             return set(needs)
         return crowded
+
+    def _short(self, sequence: ScheduledSequence, route: Route, groups: int) -> set[str]:
+        """Return the devices of a route that lack pages for a sequence, now or later, or a place in their steps."""
+        state, bound = self._state, self._bound()
+        short = self._reserve.lacking(sequence, route.weights)
+        for name, pages in self._needs(sequence, route, groups).items():
+            device, comes = state.devices[name], name not in sequence.place.devices
+            if device.pages.free + device.pages.idle < pages + self._slack(name):
+                short.add(name)
+            if comes and device.passing.expected + bound[name] >= state.config.max_num_seqs:
+                short.add(name)
+        return short
+
+    def _needs(self, sequence: ScheduledSequence, route: Route, groups: int) -> Counter[str]:
+        """Return the pages that a sequence takes at once, by device."""
+        needs = Counter[str]()
+        for hop, target in crossings(sequence.chain, sequence.path, route.path):
+            needs[target] += (hop.layers[1] - hop.layers[0]) * groups
+        return needs
+
+    def _slack(self, name: str) -> int:
+        """Return the pages that stay free on a device where sequences run."""
+        device = self._state.devices[name]
+        return int(device.pages.capacity * self._state.config.watermark) if device.passing.count else 0
 
     def _bound(self) -> Counter[str]:
         """Return how many sequences come to each device by hand-offs under way."""

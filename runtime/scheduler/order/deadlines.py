@@ -50,8 +50,8 @@ class DeadlineOrder:
 
     def __init__(self, config: OrderConfig, places: int, outcome: Callable[[int, float, float], None]) -> None:
         self._soft = config.soft_deadline_ms * 1_000_000
-        self._times, self._lengths = ServiceTimes(config.speeds), AnswerLengths()
-        self.forecasts = Forecasts(self._times, self._lengths, self._soft, places, outcome, config.slo_classes)
+        self._times, self.lengths = ServiceTimes(config.speeds), AnswerLengths()
+        self.forecasts = Forecasts(self._times, self.lengths, self._soft, places, outcome, config.slo_classes)
         self._batch = _Mean(places)
         self._size = config.group_batches
         self.forecasts.groups.size = max(1, self._size * places)
@@ -119,9 +119,9 @@ class DeadlineOrder:
         """Record the length of an answer, and what became of its forecast."""
         completed = reason in ("stop", "length")
         if completed:
-            self._lengths.add(answers_of(sequence), len(sequence.output), sequence.seq)
+            self.lengths.add(answers_of(sequence), len(sequence.output), sequence.seq)
         else:
-            self._lengths.drop_running(answers_of(sequence), sequence.seq)
+            self.lengths.drop_running(answers_of(sequence), sequence.seq)
         self.forecasts.record_end(sequence, completed, now)
 
     def sample(self, running: Iterable[ScheduledSequence], now: int) -> None:
@@ -130,7 +130,7 @@ class DeadlineOrder:
         count = 0
         for count, sequence in enumerate(running, 1):  # noqa: B007
             self._times.sample(sequence.seq, sequence.chain.model, len(sequence.output), now)
-            self._lengths.sample(answers_of(sequence), sequence.seq, len(sequence.output))
+            self.lengths.sample(answers_of(sequence), sequence.seq, len(sequence.output))
         if count:
             self.forecasts.groups.size = max(1, round(self._size * self._batch.add(count)))
 
@@ -195,4 +195,4 @@ class DeadlineOrder:
         return objective is not None and objective.first_token
 
     def _expected(self, sequence: ScheduledSequence) -> float:
-        return self._lengths.expected(answers_of(sequence), len(sequence.output), sequence.request.sampling.max_tokens)
+        return self.lengths.expected(answers_of(sequence), len(sequence.output), sequence.request.sampling.max_tokens)

@@ -33,6 +33,7 @@ from runtime.scheduler.order.short_first import ShortFirst
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.waiters import Closing, InTheWay
 from runtime.scheduler.routing.route_cache import Route
+from runtime.scheduler.sequences.lengths import ExpectedLengths
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -42,6 +43,13 @@ def deadline_order(config: ClusterConfig, times: MeasuredTimes) -> DeadlineOrder
     """Return the order by deadline, None where sequences run by arrival."""
     places = config.max_num_seqs * (1 if config.order.by_cell else config.devices)
     return DeadlineOrder(config.order, places, times.record_request) if config.order.by_deadline else None
+
+
+def expected_lengths(config: ClusterConfig, order: DeadlineOrder | None) -> ExpectedLengths | None:
+    """Return the expected lengths of answers, None where nothing depends on them."""
+    if not config.decode.needs_lengths:
+        return None
+    return ExpectedLengths(config.decode, None if order is None else order.lengths)
 
 
 def cells_by(

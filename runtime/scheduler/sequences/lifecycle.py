@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from runtime.chains import Path
 from runtime.control.token_events import end_event, refusal_event
 from runtime.kv.pages import groups_for
+from runtime.policy.lengths.forecast import LengthForecast
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixMatch
 from runtime.scheduler.routing.route_cache import Route
@@ -249,6 +250,18 @@ class SequenceLifecycle:
             state.tell.phase(now, sequence.request, "done")
         state.tell.sequence_ended(now, sequence.request, reason, len(sequence.output))
 
+    def record_forecast(self, seq: str, forecast: LengthForecast, now: int) -> None:
+        """Record how long an answer is predicted to get (TI-10); one that has ended needs no prediction."""
+        if (sequence := self._state.sequences.get(seq)) is not None:
+            sequence.forecast = forecast
+            self._state.tell.predicted(now, sequence.request, forecast)
+
+    def sample_lengths(self) -> None:
+        """Learn from the answers that run. What waits for pages may fit now: they have fewer tokens to come."""
+        if self._state.lengths is not None:
+            self._state.lengths.sample(self._state.running.values())
+            self._state.changed = True
+
     # -- internals -----------------------------------------------------------------------------------------------------
 
     def _record_deadline(self, sequence: ScheduledSequence, reason: FinishReason, now: int) -> None:
@@ -259,6 +272,8 @@ class SequenceLifecycle:
         state, request = self._state, sequence.request
         if state.order is not None:
             state.order.record_end(sequence, reason, now)
+        if state.lengths is not None:
+            state.lengths.record_end(sequence, reason)
         if request.slo_ms is not None and reason != "abort":
             state.counters.count_objective(reason != "error" and now <= request.arrival + request.slo_ms * 1_000_000)
         elif request.ttft_slo_ms is not None and reason == "error" and not sequence.output:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from runtime.chains import Chain, Path, RunAhead, Variant
 from runtime.control.sequence import LiveSequence
 from runtime.kv.pages import groups_for
+from runtime.policy.lengths.forecast import LengthForecast
 from runtime.scheduler.kv.prefix_index import marks_of
 from runtime.scheduler.routing.path_usage import NOWHERE, Passes
 from runtime.scheduler.sequences.parts import (
@@ -44,6 +45,7 @@ class ScheduledSequence(LiveSequence):
         attempt: Number of the latest row sent while a hop of it was predicted; always even.
         predicted: None while no hop of it is predicted.
         swapped: Its K and V in host memory; None while there are none.
+        forecast: How long its answer gets (TI-10); None without a prediction.
         waits, failures, offered, place, pages, shared: See `scheduler.sequences.parts`.
     """
 
@@ -57,6 +59,7 @@ class ScheduledSequence(LiveSequence):
     waits: Waits = FREE
     predicted: Predicted | None = None
     swapped: Swapped | None = None
+    forecast: LengthForecast | None = None
     failures: Failures = NO_FAILURES
     offered: Offered = SETTLED
     place: Place = field(default_factory=Place)

@@ -10,11 +10,17 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from runtime.config import ControlConfig, OrderConfig, SpeculationConfig
+from runtime.decode_config import DecodeConfig
 from zoo.errors import InputError
 
 Settings = TypeVar("Settings")
 #: Tables inside a policy.
-_PARTS: Mapping[str, type] = {"control": ControlConfig, "speculation": SpeculationConfig, "order": OrderConfig}
+_PARTS: Mapping[str, type] = {
+    "control": ControlConfig,
+    "speculation": SpeculationConfig,
+    "order": OrderConfig,
+    "decode": DecodeConfig,
+}
 
 
 def settings_of(kind: type[Settings], values: Any, where: str, base: Settings | None = None) -> Settings:

@@ -210,7 +210,7 @@ def test_tables_of_the_file_set_every_switch_of_the_controllers(tmp_path: Path) 
         ("agents = 2\n[control]\nlow = 0.9", r"\[control\]: control needs 0 <= low < high"),
         ("[control]\nscaling = false", r"\[control\] has no effect on one device"),
         ("agents = 2\n[speculation_limits]\ntop = 0.2", r"\[speculation_limits\] has no effect where no hop"),
-        ("[cluster_limits]\nswap_patience_ms = -1", "swap_patience_ms is at least 0"),
+        ("[cluster_limits]\nswap_patience_ms = -1", "swap_patience_ms and shared_prompt_bytes are at least 0"),
     ],
 )
 def test_a_wrong_table_gives_one_line(tmp_path: Path, text: str, said: str) -> None:

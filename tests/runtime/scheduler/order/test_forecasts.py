@@ -112,7 +112,7 @@ def test_the_work_of_a_group_follows_outcomes_and_members() -> None:
     forecasts.groups.add(GroupKey(0, None, answers, "m@1"), (0, 0), Member("a", 10, 0, 50))
     group = next(iter(forecasts.groups))
     found = [forecasts.work(group)]
-    times, lengths = order._times, order._lengths
+    times, lengths = order._times, order.lengths
     for act in (
         lambda: times.start("s", 10, 0) or times.first_token("s", "m", 1, 5_000 * MS),
         lambda: times.sample("s", "m", 9, 6_000 * MS),
@@ -143,7 +143,7 @@ def test_lengths_are_those_of_all_that_began_not_only_of_those_that_ended() -> N
         made.run(until=120 * MS)
         order = made.scheduler.order
         assert order is not None
-        told.append(order._lengths.expected(class_of("m", 8, 200), 0, 200))
+        told.append(order.lengths.expected(class_of("m", 8, 200), 0, 200))
         true.append(mean(lengths))
     assert mean(told) == pytest.approx(mean(true), rel=0.12)
 

@@ -1,0 +1,44 @@
+"""Settings of where and when sequences decode (`--decode-admission`, `--decode-choice`, table `[decode]`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+#: Which pages are to be free for a sequence (`policy.roles.reservation`).
+ReserveRule = Literal["greedy", "static", "dynamic", "peak"]
+#: Which path decodes a sequence (`policy.roles.decode_choice`). `load`: the one with the fewest sequences.
+DecodeRule = Literal["load", "po2", "least", "random", "worst"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Configure decoding.
+
+    Fields:
+        admission: Which pages must be free for a sequence that begins to decode on a device, or runs its prompt where
+            it will decode (TI-20 to TI-22; `policy.roles.reservation`).
+        choice: Which of several paths decodes a sequence that is handed off (TI-14; `policy.roles.decode_choice`).
+        quantile: Share of the answers of a kind that are expected to be no longer than what `admission` reckons with.
+        heavy_tokens: An answer of more tokens than this is a heavy decode (the paper: 128).
+        load_reports_ms: Period of the reports of loads that `choice` is made from (TI-03); 0: the loads themselves.
+    """
+
+    admission: ReserveRule = "greedy"
+    choice: DecodeRule = "load"
+    quantile: float = 0.6
+    heavy_tokens: int = 128
+    load_reports_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if self.admission not in get_args(ReserveRule):
+            raise ValueError(f"admission must be one of {', '.join(get_args(ReserveRule))}")
+        if self.choice not in get_args(DecodeRule):
+            raise ValueError(f"choice must be one of {', '.join(get_args(DecodeRule))}")
+        if not 0.0 < self.quantile < 1.0 or self.heavy_tokens < 0 or not 0 <= self.load_reports_ms <= 3_600_000:
+            raise ValueError("quantile is above 0 and below 1, heavy_tokens and load_reports_ms at least 0")
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether anything depends on how long answers are expected to get."""
+        return self.admission != "greedy" or self.choice not in ("load", "random")
