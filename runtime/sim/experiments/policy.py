@@ -13,6 +13,7 @@ from runtime.sim.baselines.engine import EngineSettings
 from runtime.sim.experiments.tables import Settings, settings_of
 from runtime.sim.models.family import Cutting
 from runtime.sim.models.stand_ins import StandIns
+from runtime.sim.workload.predictions import PredictedLengths
 from zoo.errors import InputError
 
 
@@ -25,6 +26,7 @@ class Policy:
         strides: Whether a device decodes all the tokens of its credit in one simulated step: fewer events, but rows
             that come meanwhile wait for its end.
         roles: What each device runs, in the order of the servers (TI-04); none: everything.
+        lengths: What the scheduler knows of the lengths of answers.
     """
 
     cutting: Cutting = field(default_factory=Cutting)
@@ -34,6 +36,7 @@ class Policy:
     strides: bool = False
     engines: EngineSettings | None = None
     roles: tuple[str, ...] = ()
+    lengths: PredictedLengths = PredictedLengths()
 
     @property
     def adaptive(self) -> bool:
@@ -64,11 +67,14 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     """
     given = dict(values)
     stand_ins = settings_of(StandIns, given.pop("stand_ins", {}), "stand_ins")
+    lengths = settings_of(PredictedLengths, given.pop("lengths", {}), "lengths")
     strides, engines, roles = given.pop("strides", False), given.pop("engines", None), given.pop("roles", ())
     if not isinstance(roles, list | tuple) or not all(isinstance(name, str) for name in roles):
         raise InputError("policies.roles: a list of roles, one for each device")
     if not isinstance(strides, bool):
         raise InputError("policies.strides: true or false")
+    if strides and lengths.hidden:
+        raise InputError("policies.strides: with hidden lengths each token is a step")
     unknown = given.keys() - {each.name for kind in (Cutting, ClusterConfig, AgentConfig) for each in fields(kind)}
     if unknown:
         raise InputError(f"a policy has no {min(unknown)!r}")
@@ -82,6 +88,7 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
         strides,
         apart,
         tuple(roles),
+        lengths,
     )
 
 

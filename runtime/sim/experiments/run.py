@@ -35,6 +35,7 @@ from runtime.sim.run.loading import Host, Loader
 from runtime.sim.run.network import Network
 from runtime.sim.run.node import Node
 from runtime.sim.run.simulation import Simulation
+from runtime.sim.workload.predictions import HiddenAnswers
 from runtime.sim.workload.requests import Demand
 from runtime.tracing.sink import TraceSink, line_of
 from runtime.types import TraceEvent
@@ -115,9 +116,11 @@ def assemble(
     hosts = [Host(server, scenario.cluster.host_cache * server.count) for server in cluster.servers]
     prices = {server.gpu: Pricing(server.gpu, family) for server in cluster.servers}
 
+    ends: dict[str, int] = {}
+
     def node(name: str) -> Node:
         host = hosts[servers[name]]
-        return _node(name, scenario, policy, family, host, prices[host.server.gpu])
+        return _node(name, scenario, policy, family, host, prices[host.server.gpu], ends)
 
     nodes = {name: node(name) for name in servers}
     return Simulation(
@@ -129,6 +132,7 @@ def assemble(
         timed=True,
         loads_stop_steps=scenario.cluster.loads == "stop",
         counts=lambda: _counts(deciding),
+        answers=HiddenAnswers(policy.lengths, scenario.asked.longest, ends),
     )
 
 
@@ -153,14 +157,17 @@ def _adaptation(
     return family, None
 
 
-def _node(name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily, host: Host, pricing: Pricing) -> Node:
+def _node(
+    name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily, host: Host, pricing: Pricing,
+    ends: Mapping[str, int],
+) -> Node:  # fmt: skip
     gpu = host.server.gpu
     weights, usable = scenario.cluster.weight_bytes(gpu, family.nbytes), scenario.cluster.usable_bytes(gpu)
     budget = usable if scenario.cluster.pages == "rest" else 0
     pages = (budget or usable - weights) // family.page_bytes
     if pages < 1:
         raise InputError(f"a device of {gpu.name} has no room for a page of {family.page_bytes:,} bytes")
-    engine = SimEngine(name, gpu, family, pages, pricing, policy.stand_ins.right)
+    engine = SimEngine(name, gpu, family, pages, pricing, policy.stand_ins.right, ends)
     lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
     agent = Agent(name, pages, policy.agent, engine.alike, strides=policy.strides, page_bytes=family.page_bytes)
     return Node(agent, engine, Loader(engine, host), weights, budget, lanes=lanes)

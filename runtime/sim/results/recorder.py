@@ -43,6 +43,7 @@ class RunRecorder:
     Fields:
         model, arrived, first, ended, tokens: Columns by request, in the order of arrival: model, times of arrival,
             first token and end (ns; `ended` is 0 while it runs), generated tokens.
+        latest, gap: Columns by request: time of the latest token, and the longest time between two (ns).
         served: By request number, the model that it ran on, if that is another than the requested one.
         reasons: Number of requests by finish reason.
         errors: Number of requests by error.
@@ -55,6 +56,8 @@ class RunRecorder:
     first: array[int] = field(default_factory=_column)
     ended: array[int] = field(default_factory=_column)
     tokens: array[int] = field(default_factory=_column)
+    latest: array[int] = field(default_factory=_column)
+    gap: array[int] = field(default_factory=_column)
     served: dict[int, str] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
@@ -76,6 +79,8 @@ class RunRecorder:
         self.first.append(0)
         self.ended.append(0)
         self.tokens.append(len(request.output))
+        self.latest.append(0)
+        self.gap.append(0)
 
     def add_events(self, events: Iterable[TokenEvent], now: int) -> None:
         """Record tokens and ends. Raises KeyError for a sequence that has ended or is unknown."""
@@ -83,7 +88,10 @@ class RunRecorder:
             number = self._alive[event.seq]
             if event.token is not None:
                 if not self.first[number]:
-                    self.first[number] = now
+                    self.first[number] = self.latest[number] = now
+                elif now - self.latest[number] > self.gap[number]:
+                    self.gap[number] = now - self.latest[number]
+                self.latest[number] = now
                 self.made += event.index + 1 - self.tokens[number]
                 self.tokens[number] = event.index + 1
             if event.finish is not None:

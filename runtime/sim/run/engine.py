@@ -4,7 +4,7 @@
   them together (BL-14). A model's adapters are read for its own rows, and launched together with other models' adapters
   of their kind.
 - `steps` of `run`: rows that decode more than one token before they return (strides).
-- Answers end at `max_tokens` (requests use `ignore_eos`).
+- Answers end at `max_tokens` (requests use `ignore_eos`), or with a stop token after the length in `ends`.
 - Plans are trusted: the engine keeps no page tables. It has no clock: how long a load takes is decided elsewhere
   (`sim.run.loading`).
 """
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from runtime.chains import Array, Lack, Likeness, Stage, StageResult
 from runtime.sim.cost.hardware import Gpu
 from runtime.sim.cost.steps import Pricing, StepPiece
 from runtime.sim.models.family import SimulatedFamily
-from runtime.types import EngineMemory, ModelSpec, Sampled, StepPlan, StepResult
+from runtime.sim.workload.predictions import STOP
+from runtime.types import EngineMemory, ModelSpec, Row, Sampled, StepPlan, StepResult
 
 #: Bytes of a number by dtype: of hidden states, and of pages.
 _ITEMS = {"float16": 2, "uint8": 1}
@@ -67,7 +69,9 @@ class SimEngine:
         page_capacity: int,
         pricing: Pricing | None = None,
         right: float = 192 / 231,
+        ends: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        self._ends = ends
         self._right = right
         self.device = device
         self.page_capacity = page_capacity
@@ -131,12 +135,17 @@ class SimEngine:
         for row in plan.rows:
             stage = self._stages[row.model]
             if row.sample:
-                sampled.append(Sampled(row.seq, 0))
+                sampled.append(Sampled(row.seq, STOP if self._ends and self._is_last(row) else 0))
             if not stage.head:
                 outputs[row.seq] = self._hidden(len(row.tokens), stage.array_width)
         busy = self._pricing.step(plan.rows, steps or {})
         self.launching += self._pricing.launching
         return StageResult(StepResult(plan.step, tuple(sampled), busy=busy), outputs)
+
+    def _is_last(self, row: Row) -> bool:
+        """Return whether a row samples the last token of an answer with a hidden length."""
+        ends = self._ends.get(row.seq.partition("#")[0])
+        return ends is not None and row.generated + 1 >= ends
 
     def _hidden(self, tokens: int, width: int) -> Array:
         array = self._arrays.get((tokens, width))

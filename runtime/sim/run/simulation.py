@@ -47,6 +47,7 @@ from runtime.control.scheduler_io import (
     AddRequest,
     AgentDown,
     EmitTokens,
+    LengthPredicted,
     ReplaceAgent,
     SchedulerEvent,
     SolvePlan,
@@ -61,6 +62,7 @@ from runtime.sim.run.engine import hollow_rows
 from runtime.sim.run.network import Network
 from runtime.sim.run.node import Cost, Node, Periods
 from runtime.sim.run.playback import Playback
+from runtime.sim.workload.predictions import HiddenAnswers
 from runtime.types import SequenceRequest
 
 #: Version that simulated agents report.
@@ -79,6 +81,7 @@ class Simulation:
         timed: Whether to measure the scheduler's processor time.
         loads_stop_steps: Whether a device starts no step while it loads a stage.
         counts: Returns the scheduler's counters.
+        answers: Hides the lengths of answers; None: the scheduler knows them.
     """
 
     def __init__(
@@ -91,7 +94,9 @@ class Simulation:
         timed: bool = False,
         loads_stop_steps: bool = False,
         counts: Callable[[], dict[str, int]] = dict,
+        answers: HiddenAnswers | None = None,
     ) -> None:
+        self._answers = answers
         self.clock = VirtualClock()
         self.ledger = RunRecorder()
         self.cost = Cost()
@@ -134,7 +139,15 @@ class Simulation:
     # -- requests and the scheduler ------------------------------------------------------------------------------------
 
     def _arrive(self, request: SequenceRequest) -> None:
-        self._handle_at_scheduler(AddRequest(request))
+        if self._answers is None or not self._answers.lengths.hidden:
+            self._handle_at_scheduler(AddRequest(request))
+            return
+        shown, forecast = self._answers.hide(request)
+        self._handle_at_scheduler(AddRequest(shown))
+        if forecast is not None:
+            then = self.clock.now + round(self._answers.lengths.predict_ms * 1e6)
+            event = LengthPredicted(request.seq, forecast)
+            self.clock.at(then, EventClass.ARRIVED, (self._handle_at_scheduler, event))
 
     def _handle_at_scheduler(self, event: Message | SchedulerEvent) -> None:
         """Pass an event to the scheduler and carry out its commands."""
