@@ -26,7 +26,7 @@ class DecodeConfig:
 
     admission: ReserveRule = "greedy"
     choice: DecodeRule = "load"
-    quantile: float = 0.6
+    quantile: float = 0.4
     heavy_tokens: int = 128
     load_reports_ms: int = 0
 
