@@ -12,6 +12,7 @@ from runtime.decode_config import DecodeConfig
 from runtime.order_config import OrderConfig as OrderConfig
 from runtime.order_config import Overload as Overload
 from runtime.order_config import Plan as Plan
+from runtime.role_config import RoleChangeConfig, RoleName
 
 #: In which order prompts run that wait on one path (TI-05 to TI-08). `off`: each sends its next rows when it can.
 #: `fcfs`, `sjf`, `ljf`: in chunks that several prompts fill, by arrival, the shortest or the longest first.
@@ -251,11 +252,6 @@ Dispatching = Literal["placed", "broadcast"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 
 
-#: What a device runs (TI-04): prompts, and contexts that are computed again (`prefill`), tokens behind them (`decode`),
-#: or everything.
-RoleName = Literal["both", "prefill", "decode"]
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """Configure the scheduler of a cluster.
@@ -296,6 +292,7 @@ class ClusterConfig:
             the same steps (`policy.slo.background`); 0: they run as any sequence does.
         roles: What devices run, by their names; any other device runs everything. A sequence with a context computed
             on a device that does not decode is handed off to one that does (TI-15).
+        role_changes: When the scheduler changes roles itself.
         decode: When and where sequences decode.
     """
 
@@ -329,6 +326,7 @@ class ClusterConfig:
     prefill_window: int = 16
     background_share: float = 0.0
     roles: tuple[tuple[str, RoleName], ...] = ()
+    role_changes: RoleChangeConfig = field(default_factory=RoleChangeConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
@@ -360,15 +358,8 @@ class ClusterConfig:
             raise ValueError("swap_patience_ms and shared_prompt_bytes are at least 0, background_share 0 to 100")
         if not 0 <= self.row_timeout_s < float("inf"):
             raise ValueError("row_timeout_s is a number of seconds, 0 for no limit")
-        whole = (
-            self.devices,
-            self.max_num_seqs,
-            self.prefill_chunk,
-            self.prefill_window,
-            self.stride,
-            self.migration_final_sets,
-            self.migration_max_stages,
-        )
+        sizes = (self.devices, self.max_num_seqs, self.prefill_chunk, self.prefill_window, self.stride)
+        whole = (*sizes, self.migration_final_sets, self.migration_max_stages)
         if min(*whole, self.max_crashes) < 1 or not 0.0 <= self.watermark < 1.0 or self.hop_cost < 0:
             raise ValueError("a cluster's numbers must be at least 1, its watermark in [0, 1)")
         if self.placement not in get_args(Placement):

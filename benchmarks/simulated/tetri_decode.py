@@ -30,7 +30,7 @@ LONGEST = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class LengthSpread:
     """Lengths spread over two orders of magnitude (as in Figure 1): medians and most tokens."""
 
     prompt: int
@@ -39,7 +39,7 @@ class Spread:
 
 
 #: As of chat, and with long answers, of which K and V grow far beyond what a prompt needs.
-CHAT, LONG = Spread(100, 180, 1024), Spread(30, 500, 1500)
+CHAT, LONG = LengthSpread(100, 180, 1024), LengthSpread(30, 500, 1500)
 #: Lengths known exactly, by the paper's predictor, and as learned from answers.
 KNOWLEDGE: Mapping[str, Mapping[str, Any]] = {
     "exact": {"hidden": True, "granularity": 1},
@@ -57,7 +57,7 @@ _START = round(LOADED * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodeRun:
     """One run.
 
     Fields:
@@ -75,7 +75,7 @@ class Decoded:
     whole: float
 
 
-def demand(model: str, requests: int, rate: float, seed: int, spread: Spread) -> Demand:
+def demand(model: str, requests: int, rate: float, seed: int, spread: LengthSpread) -> Demand:
     """Return requests behind those that let devices load their weights. `rate`: per second; 0: all at once."""
     draws = np.random.default_rng(seed)
     at = np.cumsum(draws.exponential(1e9 / rate, requests)) if rate else np.zeros(requests)
@@ -105,7 +105,9 @@ def scenario(decoders: int, **policy: Any) -> Scenario:
     return scenario_of("tetri-decode", tables)
 
 
-def decoded(decoders: int, requests: int, rate: float, seed: int, spread: Spread = CHAT, **policy: Any) -> Decoded:
+def decoded(
+    decoders: int, requests: int, rate: float, seed: int, spread: LengthSpread = CHAT, **policy: Any
+) -> DecodeRun:
     """Run requests on so many devices that decode."""
     made = scenario(decoders, **policy)
     played = play(made, "decode", demand("opt-13b", requests, rate, seed, spread))
@@ -116,15 +118,15 @@ def decoded(decoders: int, requests: int, rate: float, seed: int, spread: Spread
     took = (ended - arrived) / 1e9
     whole = (ended.max() - arrived.min()) / 1e9
     good = float(np.count_nonzero(((first - arrived) / 1e9 <= GOOD[0]) & (gap / 1e9 <= GOOD[1]))) / whole
-    return Decoded(
+    return DecodeRun(
         played.counts["preemptions"], good, requests / whole, float(took.mean()), float(np.quantile(took, 0.99)), whole
     )
 
 
-def admission(seeds: Sequence[int], rate: float, requests: int, decoders: int) -> dict[str, dict[str, list[Decoded]]]:
+def admission(seeds: Sequence[int], rate: float, requests: int, decoders: int) -> dict[str, dict[str, list[DecodeRun]]]:
     """Return the runs of each rule with each knowledge of lengths."""
 
-    def runs(rule: str, lengths: Mapping[str, Any]) -> list[Decoded]:
+    def runs(rule: str, lengths: Mapping[str, Any]) -> list[DecodeRun]:
         settings = {"decode": {"admission": rule}}
         return [
             decoded(decoders, requests, rate, seed, LONG, **settings, lengths={**lengths, "seed": seed})
@@ -134,10 +136,10 @@ def admission(seeds: Sequence[int], rate: float, requests: int, decoders: int) -
     return {known: {rule: runs(rule, lengths) for rule in RULES} for known, lengths in KNOWLEDGE.items()}
 
 
-def choice(seeds: Sequence[int], decoders: Sequence[int], **decode: Any) -> dict[int, dict[str, list[Decoded]]]:
+def choice(seeds: Sequence[int], decoders: Sequence[int], **decode: Any) -> dict[int, dict[str, list[DecodeRun]]]:
     """Return the runs of each rule for each number of devices that decode."""
 
-    def runs(count: int, rule: str) -> list[Decoded]:
+    def runs(count: int, rule: str) -> list[DecodeRun]:
         settings = {"decode": {"choice": rule, **decode}}
         return [
             decoded(count, 32 * count, 0.0, seed, **settings, lengths={**KNOWLEDGE["predicted"], "seed": seed})
@@ -159,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     seeds = range(given.seeds)
-    found: Mapping[Any, Mapping[str, Sequence[Decoded]]] = (
+    found: Mapping[Any, Mapping[str, Sequence[DecodeRun]]] = (
         admission(seeds, given.rate, given.requests, int(given.apart))
         if given.study == "admission"
         else choice(seeds, given.decoders, load_reports_ms=given.reports)
@@ -171,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{'':>10} {'':>8} {'preempted':>10} {'good/s':>8} {'all/s':>8} {'mean s':>8} {'p99 s':>8} {'whole s':>8}")
     for key, some in found.items():
         for rule, runs in some.items():
-            columns = [np.mean([getattr(run, name) for run in runs]) for name in Decoded.__dataclass_fields__]
+            columns = [np.mean([getattr(run, name) for run in runs]) for name in DecodeRun.__dataclass_fields__]
             print(f"{key:>10} {rule:>8} {columns[0]:>10.1f} " + " ".join(f"{each:>8.2f}" for each in columns[1:]))
     return 0
 

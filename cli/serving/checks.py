@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 from cli.serving.memory import agent_pools
 from cli.shared.declared import check_choices
 from cli.shared.sizes import size_of
-from runtime.config import RoleName
 from runtime.policy.roles.role import ROLES
+from runtime.role_config import RoleName
 from zoo.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,5 +8,5 @@ DENSE = ("mode", "slots", "padding", "prompts")
 SET_BY_OPTIONS = (
     "devices", "placement", "max_num_seqs", "prefill_chunk", "stride", "routing", "control", "speculation",
     "prefix_caching", "max_batch_per_block", "residency", "eviction", "dispatch", "shared_prompt_bytes", "order",
-    "preemption_mode", "prefill_order", "prefill_window", "background_share", "roles", "decode",
+    "preemption_mode", "prefill_order", "prefill_window", "background_share", "roles", "role_changes", "decode",
 )  # fmt: skip

@@ -87,6 +87,14 @@ def _prefill_order(options: ServeOptions, executor: str) -> str | None:
     return "without an order of prompts: give --prefill-order" if options.prefill_order == "off" else None
 
 
+def _role_watch(options: ServeOptions, executor: str) -> str | None:
+    return "while roles stay as they are: give --role-changes" if options.role_changes == "off" else None
+
+
+def _roles(options: ServeOptions, executor: str) -> str | None:
+    return None if options.roles else "without roles: give --roles"
+
+
 def _expected_lengths(options: ServeOptions, executor: str) -> str | None:
     if options.decode_admission == "greedy" and options.decode_choice == "load":
         return "where nothing depends on it: give --decode-admission or --decode-choice"
@@ -114,6 +122,8 @@ NEEDS: Mapping[str, Need] = {
     "host memory": Need("--host-memory", _host_memory),
     "a GPU's share": Need("--device cuda without --kv-cache-memory-bytes", _share_of_gpu),
     "prefill order": Need("--prefill-order", _prefill_order),
+    "roles": Need("--roles", _roles),
+    "role watch": Need("--role-changes", _role_watch),
     "expected lengths": Need("--decode-admission or --decode-choice", _expected_lengths),
     "queue": Need("--queue", _queue),
     "shared queue": Need("--queue postgresql://…", _shared_queue),

@@ -51,6 +51,7 @@ from runtime.config import (
 )
 from runtime.decode_config import DecodeConfig, DecodeRule, ReserveRule
 from runtime.policy.routing.variants import DispatchLimits
+from runtime.role_config import RoleChangeConfig, RoleWatch
 from runtime.shipped import SHIPPED_AGENT, SHIPPED_CLUSTER, Serving, agent_config, cluster_config
 from zoo.errors import InputError
 
@@ -198,6 +199,13 @@ class ServeOptions:
         help="What each agent runs, separated by commas: prompts (prefill), the tokens behind them (decode), or "
              "everything (both). After its first token a request's K and V go from an agent for prompts to one that "
              "decodes. Every model is loaded on agents of both kinds, and stays there.")
+    role_changes: str = option(SHIPPED_CLUSTER.role_changes.watch, group="Cluster", choices=get_args(RoleWatch),
+        needs=["roles"],
+        help="Whether an agent gets the other role while agents of that are short: none, until POST /zoo/roles (off), "
+             "one whose load the rest of its role can take (spare), or one with little load (idle).")
+    role_watch: RoleChangeConfig = table_option(RoleChangeConfig, group="Cluster", without=["watch"],
+        needs=["role watch"],
+        help="When an agent is idle, when agents need help, and how long an agent may take to leave its role.")
     placement: str = option(SHIPPED_CLUSTER.placement, group="Cluster", needs=["several devices"],
         choices=("auto", "replicate", "partition", "on-demand", "eager"),
         help="Where blocks are first placed: copies of all chains (replicate), one copy cut over all devices "
@@ -344,6 +352,7 @@ class ServeOptions:
             prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block, routing=self.routing,
             control=_built(replace, self.control, rebalance=self.rebalance), dispatch=self.dispatch,
             residency="fixed" if self.roles else self.residency, eviction=self.eviction, roles=roles_of(self),
+            role_changes=_built(replace, self.role_watch, watch=self.role_changes),
             shared_prompt_bytes=size_of(self.shared_prompts),
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
             prefill_order=self.prefill_order, prefill_window=self.prefill_window,

@@ -152,7 +152,7 @@ class Scheduler:
         self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, on_rest, on_context)
         parts = (self._state, self._seating, self._admission, self.migrations, self._updates, self.offers)
         self._fleet = DeviceEvents(*parts)
-        self.control = Controller(self._state, self.migrations, self._prefix_cache)
+        self.control = Controller(self._state, self.migrations, self._prefix_cache, self._roles)
 
     # -- events --------------------------------------------------------------------------------------------------------
 

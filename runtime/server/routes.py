@@ -14,9 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from runtime.config import RoleName
 from runtime.frontend.errors import RequestError, unknown_model
 from runtime.frontend.served_models import NotServedYet, ServedModel, StoredModel
+from runtime.role_config import RoleName
 from runtime.server.auth import is_known
 from runtime.server.context import Service
 from runtime.server.model_loading import load_model

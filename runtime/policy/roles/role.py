@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.config import RoleName
+from runtime.role_config import RoleName
 
 #: What is run of a sequence: its context as far as it is known, or the tokens behind it, one by one.
 PathPhase = Literal["prompts", "decodes"]

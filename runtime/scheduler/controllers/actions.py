@@ -342,7 +342,7 @@ def holders(state: ClusterState, blocks: Collection[str], source: str = "") -> l
     placed, devices = state.block_map, state.devices
     lists = [placed.instances.get(block, ()) for block in dict.fromkeys(blocks)]
     shortest = min(lists, key=len, default=())
-    going = {name for block, name in placed.leaving if block in blocks}
+    going = {name for block, name in placed.leaving if block in blocks} | state.devices.roles.leaving.keys()
     found: list[Device] = []
     first = state.router.turn() % len(shortest) if len(shortest) > _FEW else 0
     for at in range(len(shortest)):

@@ -4,6 +4,7 @@
     scaler      add instances where memory is full, remove idle ones   BL-24
     rearranger  move instances next to those they exchange rows with   BL-26
     balancer    move sequences off devices that are busier             BL-19, Figure 24
+    watcher      change roles of devices as their use changes          TI-24
 
 Contract: `tick` is called once per period of the driver. Each mechanism is a switch in `ControlConfig`; with all off
 nothing happens here. While devices have roles, instances stay where they are. Nothing costs anything per token, and a
@@ -18,6 +19,8 @@ from runtime.scheduler.controllers.autoscaler import Autoscaler
 from runtime.scheduler.controllers.balancer import Balancer
 from runtime.scheduler.controllers.locality import LocalityController
 from runtime.scheduler.controllers.pauses import Pauses
+from runtime.scheduler.controllers.role_watcher import RoleWatcher
+from runtime.scheduler.handoff.role_changes import RoleChanges
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.placement.traffic import Crossings, TrafficCounter
@@ -31,7 +34,9 @@ _PATHS = 2048
 class Controller:
     """All periodic mechanisms, and the traffic counts that they use."""
 
-    def __init__(self, state: ClusterState, migrations: Migrations, prefix_cache: PrefixCache) -> None:
+    def __init__(
+        self, state: ClusterState, migrations: Migrations, prefix_cache: PrefixCache, roles: RoleChanges
+    ) -> None:
         self._state = state
         self._config = state.config.control
         self.actions = Actions(state, migrations, prefix_cache)
@@ -40,6 +45,7 @@ class Controller:
         self._scaler = Autoscaler(state, self.actions, self.traffic, state.block_map.by_demand)
         self._rearranger = LocalityController(state, self.actions, self.traffic)
         self._balancer = Balancer(state, self.actions)
+        self._watcher = RoleWatcher(state, roles, self.actions, migrations.moves)
         self._next = 0
         self._begun: int | None = None
 
@@ -48,6 +54,7 @@ class Controller:
         if not self._state.placed:
             return
         self.pauses.look(now)
+        self._watcher.look(now)
         apart = self._state.devices.roles.apart
         if now >= self._next:
             self._next = now + self._config.interval_ms * _MS

@@ -26,13 +26,22 @@ class RoleChanges:
 
     def change(self, event: SetRoles, now: int) -> None:
         """Give devices other roles, or answer why that cannot be."""
-        state, roles = self._state, dict(event.roles)
-        why = self._why_not(roles)
-        state.out.roles_changed(why or "")
-        if why is not None:
-            return
+        roles = dict(event.roles)
+        why = self.why_not(roles)
+        self._state.out.roles_changed(why or "")
+        if why is None:
+            self.apply(roles, "TI-27", now)
+
+    def apply(self, roles: Mapping[str, str], cause: str, now: int, drained: int = 0) -> None:
+        """Give devices other roles, which `why_not` has nothing against.
+
+        `cause`: for the trace; `drained`: ns since the devices got nothing new.
+        """
+        state = self._state
         for device, name in roles.items():
-            state.tell.control(now, "role.flip", "TI-27", device, role=name, was=state.devices.roles[device].name)
+            was = state.devices.roles[device].name
+            state.tell.control(now, "role.flip", cause, device, role=name, was=was, drained=drained)
+        state.counters.role_changes += len(roles)
         state.devices.roles.change(roles)
         state.changed = True
         for sequence in state.running.values():
@@ -43,7 +52,8 @@ class RoleChanges:
                 for device, stage in state.router.missing(chain, path or ()):
                     state.ask_for(chain, device, stage)
 
-    def _why_not(self, roles: Mapping[str, str]) -> str | None:
+    def why_not(self, roles: Mapping[str, str]) -> str | None:
+        """Return why devices cannot get these roles, None if they can."""
         state = self._state
         if unknown := [name for name in roles if state.devices.get(name) is None]:
             known = sorted(device.name for device in state.devices)

@@ -14,6 +14,7 @@ from runtime.scheduler.observe.measured_times import KINDS, Kind
 
 if TYPE_CHECKING:
     from runtime.scheduler.devices.devices import Device
+    from runtime.scheduler.devices.roles import DeviceRoles
     from runtime.scheduler.order.planning import PlanState
 from runtime.scheduler.scheduler import Scheduler
 
@@ -24,6 +25,7 @@ class DevicePicture:
 
     Fields:
         role: What it runs (`policy.roles.role`).
+        next_role: What it runs once what is there has ended, while its role changes; empty otherwise.
         pid: Process of its agent, 0 if it has none.
         pages_used: Pages taken, of `pages`.
         weights: Bytes of loaded weights.
@@ -56,6 +58,7 @@ class DevicePicture:
     links: Mapping[str, str]
     host_memory: int = 0
     host_kv: int = 0
+    next_role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +211,7 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
     placed = [(block, device) for block, devices in scheduler.block_map.instances.items() for device in devices]
     return ClusterPicture(
         devices=tuple(
-            _device(each, scheduler.devices.roles[each.name].name, scheduler.times.loads.host_bytes(each.name))
+            _device(each, scheduler.devices.roles, scheduler.times.loads.host_bytes(each.name))
             for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))
         ),
         instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
@@ -265,11 +268,11 @@ def _estimates(scheduler: Scheduler, kind: Kind) -> EstimatePicture | None:
     return EstimatePicture(kind, len(outcomes), seconds, median(map(abs, off)), median(off))
 
 
-def _device(each: Device, role: str, host_weights: int) -> DevicePicture:
+def _device(each: Device, roles: DeviceRoles, host_weights: int) -> DevicePicture:
     stages, work = each.stages, each.work
     return DevicePicture(
         device=each.name,
-        role=role,
+        role=roles[each.name].name,
         alive=each.alive,
         pid=each.facts.pid if each.alive else 0,
         pages=each.pages.capacity,
@@ -287,6 +290,7 @@ def _device(each: Device, role: str, host_weights: int) -> DevicePicture:
         links=dict(work.links) if each.alive else {},
         host_memory=each.facts.host_memory,
         host_kv=each.host[0] if each.alive else 0,
+        next_role=roles.leaving.get(each.name, ""),
     )
 
 

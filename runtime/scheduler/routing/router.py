@@ -79,19 +79,25 @@ class Router:
         return self.estimates is not None and self.estimates.covers(chain)
 
     def within(self, chain: Chain, phase: PathPhase) -> frozenset[str] | None:
-        """Return the devices that a chain's paths may pass in a phase; None for all of them (TI-04).
+        """Return the devices that a chain's new paths may pass in a phase; None for all of them (TI-04).
 
-        All of them too where those with the role lack a block of the chain, now that some do not come back.
+        All of them too where those with the role lack a block of the chain, now that some do not come back. Those that
+        leave their role are among them only if the rest lacks a block.
         """
+        leaving = self._devices.roles.leaving
+        return (self._able(chain, phase, leaving) if leaving else None) or self._able(chain, phase)
+
+    def _able(self, chain: Chain, phase: PathPhase, without: Collection[str] = ()) -> frozenset[str] | None:
         roles = self._devices.roles
         if not roles.apart:
             return None
         blocks = [self._blocks.instances.get(use.block, ()) for use in chain.uses]
-        return devices_of_phase(blocks, roles.among(each.name for each in self._devices if not each.final), phase)
+        there = roles.among(each.name for each in self._devices if not each.final and each.name not in without)
+        return devices_of_phase(blocks, there, phase)
 
     def admits(self, chain: Chain, path: Path, phase: PathPhase) -> bool:
         """Return whether a path may be used in a phase."""
-        within = self.within(chain, phase)
+        within = self._able(chain, phase)
         return within is None or within.issuperset(hop.device for hop in path)
 
     def first_paths(self, chain: Chain, loads: Mapping[str, float]) -> list[Path | None]:

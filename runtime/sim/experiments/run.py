@@ -132,7 +132,7 @@ def assemble(
         timed=True,
         loads_stop_steps=scenario.cluster.loads == "stop",
         counts=lambda: _counts(deciding),
-        answers=HiddenAnswers(policy.lengths, scenario.asked.longest, ends),
+        answers=HiddenAnswers(policy.lengths, scenario.asked.longest, ends) if policy.lengths.hidden else None,
     )
 
 

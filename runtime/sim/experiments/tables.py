@@ -11,6 +11,7 @@ import msgspec
 
 from runtime.config import ControlConfig, OrderConfig, SpeculationConfig
 from runtime.decode_config import DecodeConfig
+from runtime.role_config import RoleChangeConfig
 from zoo.errors import InputError
 
 Settings = TypeVar("Settings")
@@ -20,6 +21,7 @@ _PARTS: Mapping[str, type] = {
     "speculation": SpeculationConfig,
     "order": OrderConfig,
     "decode": DecodeConfig,
+    "role_changes": RoleChangeConfig,
 }
 
 

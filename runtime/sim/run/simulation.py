@@ -47,7 +47,6 @@ from runtime.control.scheduler_io import (
     AddRequest,
     AgentDown,
     EmitTokens,
-    LengthPredicted,
     ReplaceAgent,
     SchedulerEvent,
     SolvePlan,
@@ -139,15 +138,11 @@ class Simulation:
     # -- requests and the scheduler ------------------------------------------------------------------------------------
 
     def _arrive(self, request: SequenceRequest) -> None:
-        if self._answers is None or not self._answers.lengths.hidden:
-            self._handle_at_scheduler(AddRequest(request))
-            return
-        shown, forecast = self._answers.hide(request)
+        shown, predicted = (request, None) if self._answers is None else self._answers.hide(request)
         self._handle_at_scheduler(AddRequest(shown))
-        if forecast is not None:
-            then = self.clock.now + round(self._answers.lengths.predict_ms * 1e6)
-            event = LengthPredicted(request.seq, forecast)
-            self.clock.at(then, EventClass.ARRIVED, (self._handle_at_scheduler, event))
+        if predicted is not None:
+            after, event = predicted
+            self.clock.at(self.clock.now + after, EventClass.ARRIVED, (self._handle_at_scheduler, event))
 
     def _handle_at_scheduler(self, event: Message | SchedulerEvent) -> None:
         """Pass an event to the scheduler and carry out its commands."""

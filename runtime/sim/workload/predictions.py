@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
+from runtime.control.scheduler_io import LengthPredicted
 from runtime.policy.lengths.forecast import LengthForecast
 from runtime.types import SamplingParams, SequenceRequest
 from zoo.errors import InputError
@@ -28,7 +29,7 @@ class PredictedLengths:
         granularity: Tokens of a bucket of the forecasts that it gets; 1: they are the lengths themselves; 0: it gets
             none.
         accuracy: Share of the forecasts with the right bucket.
-        predict_ms: Time from a request's arrival to its forecast (TI-13).
+        predict_ms: Time from a request's arrival to its forecast.
         seed: Of the forecasts that are wrong.
     """
 
@@ -73,15 +74,18 @@ class HiddenAnswers:
     """
 
     def __init__(self, lengths: PredictedLengths, longest: int, ends: dict[str, int]) -> None:
-        self.lengths, self._longest, self._ends = lengths, longest, ends
+        self._lengths, self._longest, self._ends = lengths, longest, ends
 
-    def hide(self, request: SequenceRequest) -> tuple[SequenceRequest, LengthForecast | None]:
-        """Return a request that does not tell how long its answer is, and its forecast, None for none."""
+    def hide(self, request: SequenceRequest) -> tuple[SequenceRequest, tuple[int, LengthPredicted] | None]:
+        """Return a request that does not tell how long its answer is, and its forecast with the ns until it is made."""
         answer = request.sampling.max_tokens
         self._ends[request.seq] = answer
         most = max(self._longest - len(request.prompt), answer)
         shown = replace(request, sampling=SamplingParams(most, ignore_eos=True, stop_token_ids=(STOP,)))
-        return shown, self.lengths.forecast(request.seq, answer, self._longest)
+        forecast = self._lengths.forecast(request.seq, answer, self._longest)
+        if forecast is None:
+            return shown, None
+        return shown, (round(self._lengths.predict_ms * 1e6), LengthPredicted(request.seq, forecast))
 
 
 def _beside(bucket: int, count: int) -> list[int]:

@@ -40,3 +40,16 @@ def test_each_agent_gets_its_role_and_models_stay_loaded() -> None:
 def test_what_cannot_be_is_refused(roles: str, given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         options(roles, **{"agents": 2, **given})
+
+
+def test_roles_follow_the_load_where_that_is_asked_for() -> None:
+    assert options("prefill,decode").cluster().role_changes.watch == "off"
+    made = options("prefill,decode", role_changes="idle", role_watch={"window_ms": 5000}).cluster()
+    assert (made.role_changes.watch, made.role_changes.window_ms) == ("idle", 5000)
+    for given, why in (
+        ({"roles": None, "role_changes": "spare"}, "--role-changes has no effect without roles: give --roles"),
+        ({"roles": "prefill,decode", "role_watch": {"idle": 0.2}}, "give --role-changes"),
+        ({"roles": "prefill,decode", "role_changes": "spare", "role_watch": {"busy": 2}}, "busy is at most 1"),
+    ):
+        with pytest.raises(InputError, match=why):
+            options(**given).cluster()  # type: ignore[arg-type]

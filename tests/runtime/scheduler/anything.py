@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.chains import Surrogate
-from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, RoleName, SpeculationConfig
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, SpeculationConfig
 from runtime.control.scheduler_io import AddRequest, PauseSequence, ResumeSequence, ServeModel, Tick
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
+from runtime.role_config import RoleName
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS

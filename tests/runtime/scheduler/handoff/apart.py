@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.agent.steps.queue import Lane
-from runtime.config import ClusterConfig, RoleName
+from runtime.config import ClusterConfig
 from runtime.control.agent_io import StageStep
 from runtime.control.scheduler_io import AgentDown
 from runtime.kv.pages import groups_for
+from runtime.role_config import RoleName
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.test_scheduler import CUTS, M, N
 from tests.runtime.scheduler.virtual_cluster import Node, VirtualCluster

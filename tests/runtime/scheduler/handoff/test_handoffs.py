@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from runtime.config import RoleName
 from runtime.messages import FinishMigration, PageData, PageRequest, StartMigration
+from runtime.role_config import RoleName
 from runtime.scheduler.migration.migration import Migration
 from tests.runtime.scheduler.handoff.apart import Apart
 from tests.runtime.scheduler.test_scheduler import some

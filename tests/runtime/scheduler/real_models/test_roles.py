@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.config import ClusterConfig, Placement, RoleName
+from runtime.config import ClusterConfig, Placement
+from runtime.role_config import RoleName
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.engine.test_equality import prompts
