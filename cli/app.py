@@ -35,6 +35,7 @@ VERBS: dict[str, str] = {
     "delta": "cli.delta",
     "surrogate": "cli.surrogate",
     "exits": "cli.exits",
+    "lengths": "cli.lengths",
     "profile": "cli.profile",
     "generate": "cli.generate",
     "serve": "cli.serve",

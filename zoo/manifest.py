@@ -31,7 +31,10 @@ ModelKind = Literal[
     "surrogate",
     "delta",
     "stitch",
+    "lengths",
 ]
+#: Kinds of models that do not run by themselves: a part of chains, and a predictor of lengths.
+PARTS: frozenset[ModelKind] = frozenset({"stitch", "lengths"})
 
 #: Bytes per element, by safetensors dtype name.
 DTYPE_BYTES: Mapping[str, int] = {

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from runtime.bench.drive import Client, Clock
 from runtime.bench.memory import listener, peak_bytes
 from zoo.errors import InputError
+from zoo.manifest import PARTS
 
 if TYPE_CHECKING:
     from cli.bench.batches import Runner
@@ -131,7 +132,7 @@ def _batched(
     from cli.bench.batches import Batches
 
     names = tuple(zoo.model(model).name for model in models) or tuple(
-        one.name for one in zoo.entries() if one.kind != "stitch"
+        one.name for one in zoo.entries() if one.kind not in PARTS
     )
     configs = [zoo.model(model).config for model in names]
     with Batches(_runner(zoo, name, names, clock, inside), inside.batch) as client:

@@ -9,7 +9,7 @@ torch and transformers are imported only when needed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cli.serving.chunk_choice import with_measured_chunk
 from cli.serving.models import Chosen
@@ -20,6 +20,7 @@ from runtime.tracing.sink import TraceSink
 if TYPE_CHECKING:
     from runtime.chains import StageEngine
     from runtime.cluster.driver.driver import ClusterDriver
+    from runtime.cluster.driver.length_thread import LengthMode
     from zoo.api import Zoo
 
 
@@ -38,4 +39,19 @@ def start_driver(
     options = options.settled()
     require_effects(options, chosen.executor)
     options = with_measured_chunk(zoo, options, chosen)
-    return start_cluster(zoo, options, chosen, database, trace, log, made)
+    driver = start_cluster(zoo, options, chosen, database, trace, log, made)
+    try:
+        _predict_lengths(zoo, options, chosen, driver)
+    except BaseException:
+        driver.shutdown()
+        raise
+    return driver
+
+
+def _predict_lengths(zoo: Zoo, options: ServeOptions, chosen: Chosen, driver: ClusterDriver) -> None:
+    """Let a driver predict lengths of answers if that is asked for. Raises as `StoredPredictors`."""
+    if options.lengths == "off":
+        return
+    from runtime.engine.catalog.length_predictors import StoredPredictors
+
+    driver.predict_lengths(StoredPredictors(zoo.store, chosen.names).forecasts, cast("LengthMode", options.lengths))

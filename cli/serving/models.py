@@ -14,6 +14,7 @@ from cli.serving.executor_choice import dense_is_faster
 from cli.shared.output import human_bytes, say
 from runtime.frontend.served_models import StoredModel
 from zoo.errors import DamagedObject, InputError, NotServable
+from zoo.manifest import PARTS
 from zoo.views.exits import exit_of, is_exit
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def all_on_demand(zoo: Zoo, dtype: str | None = None) -> Chosen:
     Raises InputError if the store has no foundation that the paged executor can run, DamagedObject if damage is why.
     """
     with zoo.store.catalog.reading() as reader:
-        known = [entry for entry in reader.entries() if entry.kind != "stitch"]
+        known = [entry for entry in reader.entries() if entry.kind not in PARTS]
         configs = reader.configs()
     measured: dict[ModelConfig, str] = {}
     damage: DamagedObject | None = None
@@ -112,7 +113,7 @@ def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Execut
     names: list[str] = []
     skipped: list[NotServable] = []
     for entry in zoo.entries():
-        if entry.kind == "stitch":  # a part of models, stored under its own name
+        if entry.kind in PARTS:  # stored under a name of its own
             continue
         try:
             _check(zoo, entry.name, dtype, executor)

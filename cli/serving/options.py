@@ -170,6 +170,10 @@ class ServeOptions:
     decode: DecodeConfig = table_option(DecodeConfig, group="Batching", without=["admission", "choice"],
         needs=["expected lengths"],
         help="By how much expected lengths of answers are exceeded, and how old loads of devices may be.")
+    lengths: str = option("off", group="Batching", choices=("off", "parallel", "sequential"),
+        needs=["expected lengths"],
+        help="Predict how long answers get, by the models' stored predictors (zoo lengths): beside prompts (parallel) "
+             "or before them (sequential).")
     prefill_window: int = option(SHIPPED_CLUSTER.prefill_window, group="Batching", needs=["prefill order"],
         help="Prompts that are sorted at a time: a long one waits at most for those of its window.")
     batch_wait_us: int = option(SHIPPED_AGENT.batch_wait_us, group="Batching", needs=["due rows"],

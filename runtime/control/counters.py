@@ -98,6 +98,7 @@ class AgentCounters:
     handoffs_aborted: int = _shown("blockzoo:handoffs_aborted", "Hand-offs that were given up.")
     handoff_bytes: int = _shown("blockzoo:handoff_bytes", "Bytes of K and V that hand-offs sent.")
     handoff_ns: int = _shown("blockzoo:handoff_seconds", "Duration of hand-offs, from request to commit.", per=1e9)
+    predicted: int = _shown("blockzoo:lengths_predicted", "Answers of which the length was predicted.")
     role_changes: int = _shown("blockzoo:role_changes", "Changes of roles of devices, by hand and by the scheduler.")
     # K and V of sequences that gave way, in host memory (QL-10).
     swapped_out: int = _shown("blockzoo:swapped_out", "Sequences that gave way, with K and V kept in host memory.")

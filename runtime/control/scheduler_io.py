@@ -80,10 +80,11 @@ class SolvePlan:
 SchedulerCommand = SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered | RolesChanged
 
 
-class AddRequest(msgspec.Struct, frozen=True, gc=False):
-    """Add a sequence."""
+class AddRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Add a sequence, with what is predicted of the length of its answer."""
 
     request: SequenceRequest
+    forecast: LengthForecast | None = None
 
 
 class AddRequests(msgspec.Struct, frozen=True, gc=False):

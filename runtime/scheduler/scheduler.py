@@ -167,7 +167,7 @@ class Scheduler:
                 if self._order is not None:
                     self._order.record_rows(event, now)
             case AddRequest():
-                self._admission.arrive(event.request, now)
+                self._admission.arrive(event.request, now, event.forecast)
             case AddRequests():
                 for request in event.requests:
                     self._admission.arrive(request, now)

@@ -21,7 +21,7 @@ from surgery.models.put import MadeModel, MadeReport, check_adapters, put_made
 from surgery.text.tokenizers import require_same
 from zoo.catalog import Reader
 from zoo.errors import InputError, NotFound
-from zoo.manifest import Component, ModelManifest, SideFile, TensorMeta, canonical_json
+from zoo.manifest import PARTS, Component, ModelManifest, SideFile, TensorMeta, canonical_json
 from zoo.store import Store
 
 
@@ -87,8 +87,8 @@ class _Parents:
         full = self._reader.resolve(name)
         if full not in self._found:
             manifest = self._reader.model(full)
-            if manifest.kind == "stitch":
-                raise InputError(f"{full} is a stitch, not a model with layers")
+            if manifest.kind in PARTS:
+                raise InputError(f"{full} is of kind {manifest.kind}, not a model with layers")
             self._found[full] = _Parent(manifest, plan_of(config_of(self._store, manifest), manifest.components))
         return self._found[full]
 

@@ -45,6 +45,8 @@ def load_model(
         InputError: An unknown dtype, or a stitch, which is not a model by itself.
     """
     kind = None if dtype is None else dtype_of(dtype)
+    if manifest.kind == "lengths":
+        raise InputError(f"{manifest.name} predicts lengths of answers: it is not a model")
     if manifest.kind == "stitch":
         raise InputError(
             f"{manifest.name} is a stitch, not a model: `zoo compose` puts it between the layers of two models"

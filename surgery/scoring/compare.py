@@ -28,7 +28,7 @@ from surgery.scoring.twins import random_twin
 from surgery.text.text import Probe, read_text
 from surgery.text.tokenizers import Tokenized, has_tokenizer, require_same, tokenizer_digest, vocabulary_size
 from zoo.errors import Incomparable, InputError
-from zoo.manifest import canonical_json, digest_of
+from zoo.manifest import PARTS, canonical_json, digest_of
 from zoo.records import Document, Equivalence, ScoredRun
 from zoo.store import Store
 
@@ -121,7 +121,7 @@ def score(
 def check(a: Tokenized, b: Tokenized, settings: CompareSettings) -> Pairing:
     """Check what can be checked before anything is loaded. Raises as `compare`."""
     for model in (a, b):
-        if model.manifest.kind in ("prefix", "prompt", "stitch"):
+        if model.manifest.kind in ("prefix", "prompt", *PARTS):
             raise Incomparable(
                 f"{model.name} is of kind {model.manifest.kind}: what it adds lies in no block that could be compared"
             )

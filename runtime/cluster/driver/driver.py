@@ -29,6 +29,7 @@ from runtime.cluster.agents.lifecycle import AgentFacts, LifeConfig
 from runtime.cluster.agents.pool import AgentPool
 from runtime.cluster.agents.remote import RemoteAgents
 from runtime.cluster.driver.base import BaseDriver
+from runtime.cluster.driver.length_thread import LengthMode, LengthThread, Predict
 from runtime.cluster.driver.scheduler_loop import TICK, SchedulerLoop
 from runtime.cluster.driver.view import ClusterView
 from runtime.cluster.launch.launcher import AgentLauncher, AgentSlot
@@ -92,6 +93,7 @@ class ClusterDriver(BaseDriver):
         """
         super().__init__("cluster")
         self._describe = describe
+        self._lengths: LengthThread | None = None
         config = replace(config or ClusterConfig(), devices=len(devices))
         with ExitStack() as undo:
             undo.callback(_let_go, launcher)
@@ -119,7 +121,17 @@ class ClusterDriver(BaseDriver):
 
     def abort(self, seqs: Iterable[str]) -> None:
         """End sequences; those that have ended already are ignored."""
-        self._scheduler_loop.abort(tuple(seqs))
+        (self._lengths or self._scheduler_loop).abort(tuple(seqs))
+
+    def predict_lengths(self, predict: Predict, mode: LengthMode) -> None:
+        """Predict lengths of answers from now on (`driver.length_thread`). Call it once, before the first request."""
+        self._lengths = LengthThread(predict, self._scheduler_loop, mode)
+        self._lengths.start()
+
+    @property
+    def lengths(self) -> LengthThread | None:
+        """What predicts lengths of answers; None if nothing does."""
+        return self._lengths
 
     def move(self, seq: str, blocks: range, target: str) -> str | None:
         """Start moving blocks of a running sequence's chain, all on one device, to another device.
@@ -265,6 +277,8 @@ class ClusterDriver(BaseDriver):
         """
         with self._changed:
             self._draining = True
+        if self._lengths is not None:
+            self._lengths.stop()
         self._scheduler_loop.stop()
         return self._scheduler_loop.join(timeout)
 
@@ -274,7 +288,7 @@ class ClusterDriver(BaseDriver):
         with self._changed:
             self._require_open(requests)
             self._routes.add(requests, sink)
-        self._scheduler_loop.submit(requests)
+        (self._lengths or self._scheduler_loop).submit(requests)
         return []
 
     def _busy(self) -> bool:

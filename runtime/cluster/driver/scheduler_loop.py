@@ -29,6 +29,7 @@ from runtime.control.scheduler_io import (
     AddRequests,
     AgentDown,
     EmitTokens,
+    LengthPredicted,
     ModelUpdated,
     MoveAnswered,
     MoveSequence,
@@ -121,6 +122,15 @@ class SchedulerLoop:
         """Queue requests. Those that arrive during one turn are passed to the scheduler together."""
         self._arrivals.extend(requests)
         self.run_soon(self._arrive)
+
+    def add_predicted(self, events: Sequence[AddRequest]) -> None:
+        """Queue requests with the forecasts of their answers."""
+        self.run_soon(lambda now: self._add_predicted(events, now))
+
+    def tell_lengths(self, events: Sequence[LengthPredicted]) -> None:
+        """Queue forecasts of answers; those of sequences that have ended are ignored."""
+        if events:
+            self.run_soon(lambda now: self._handle_events(events, now))
 
     def abort(self, seqs: Sequence[str]) -> None:
         self.run_soon(lambda now: self._handle_events([AbortSequence(seq) for seq in seqs], now))
@@ -221,6 +231,13 @@ class SchedulerLoop:
             taken.append(one)
         if taken:
             self._take_in(taken, now)
+
+    def _add_predicted(self, events: Sequence[AddRequest], now: int) -> None:
+        for event in events:
+            if (why := self.unavailable_models.reason(event.request.model)) is not None:
+                self._routes.deliver([refusal_event(event.request, why)])
+            else:
+                self._handle_events([event], now)
 
     def _take_in(self, taken: Sequence[SequenceRequest], now: int) -> None:
         self._handle_events([AddRequest(taken[0]) if len(taken) == 1 else AddRequests(tuple(taken))], now)

@@ -72,6 +72,8 @@ def servable(
         MalformedCheckpoint: no usable config, or one that does not describe the components.
     """
     name = manifest.name
+    if manifest.kind == "lengths":
+        raise NotServable(f"{name} predicts lengths of answers: serve its target with --lengths")
     if manifest.kind == "stitch":
         raise NotServable(f"{name} is a stitch, not a model: `zoo compose` puts it between the layers of two models")
     settings = config_of(store, manifest)

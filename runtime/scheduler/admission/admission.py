@@ -18,6 +18,7 @@ from runtime.chains import Chain, Path, Stage, devices_of
 from runtime.control.request_checks import refusal
 from runtime.control.sequence import Rank
 from runtime.kv.pages import groups_for
+from runtime.policy.lengths.forecast import LengthForecast
 from runtime.policy.routing.latency import Latency
 from runtime.policy.routing.paths import path_cost
 from runtime.scheduler.admission.bounding import Bounding
@@ -54,7 +55,7 @@ class Admission:
         self._arrivals = 0
         self._idle = IdleInstances(state)
 
-    def arrive(self, request: SequenceRequest, now: int) -> None:
+    def arrive(self, request: SequenceRequest, now: int, forecast: LengthForecast | None = None) -> None:
         """Add a request to the waiting queue, or refuse it. Raises ValueError if its name is in use."""
         state = self._state
         if request.seq in state.sequences or request.seq in self._seating.prefix_cache:
@@ -79,6 +80,8 @@ class Admission:
             request, chain.spec, Rank(request.priority, order, self._arrivals), chain=chain, variant=variant
         )
         state.sequences[request.seq] = sequence
+        if forecast is not None:
+            self._seating.record_forecast(request.seq, forecast, now)
         state.users[chain.loaded_as] += 1
         state.waiting.add(sequence)
         state.changed = True

@@ -254,6 +254,7 @@ class SequenceLifecycle:
         """Record how long an answer is predicted to get (TI-10); one that has ended needs no prediction."""
         if (sequence := self._state.sequences.get(seq)) is not None:
             sequence.forecast = forecast
+            self._state.counters.predicted += 1
             self._state.tell.predicted(now, sequence.request, forecast)
 
     def sample_lengths(self) -> None:

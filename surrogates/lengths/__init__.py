@@ -1,0 +1,1 @@
+"""Predict how long a model's answers will get (TetriInfer, section 3.3.2): prompts, training, the predictor."""

@@ -1,0 +1,1 @@
+"""Tests of predictors of lengths of answers."""
