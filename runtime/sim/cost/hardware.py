@@ -123,6 +123,9 @@ LINKS: Mapping[str, LinkSpec] = {
         LinkSpec("100gbps", 0.94 * 12.5e9, 30_000),
         LinkSpec("25gbps", 0.94 * 3.125e9, 30_000),
         LinkSpec("nvme", 3e9, 100_000),
+        # The links that TetriInfer emulates: bytes by bandwidth alone (TI-17).
+        LinkSpec("ts-roce", 25e9, 0),
+        LinkSpec("ts-nvlink", 300e9, 0),
     )
 }
 
