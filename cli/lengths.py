@@ -58,25 +58,28 @@ def lengths(
     from cli.shared.progress import counting, hush
     from surgery.models.remove import remove
     from surgery.tensors.pool import stored_tensor
-    from surrogates.lengths.buckets import edges_of, granularities_of
+    from surrogates.lengths.buckets import edges_of
     from surrogates.lengths.storing import ENDING, embedding_of, put_predictor
     from surrogates.lengths.training import LengthTraining, train
     from zoo.api import Zoo
+    from zoo.catalog.names import check_name
 
+    given = numbers_of("--granularity", granularity)
     if prompts is not None and text is not None:
         raise InputError("prompts come from --prompts or from --text, not both")
     hush()
     with Zoo(store, database, create=False) as zoo:
         manifest = zoo.model(target).manifest
-        name = manifest.name + ENDING
+        name = check_name(manifest.name + ENDING)
         taken = any(entry.name == name for entry in zoo.entries())
         if taken and not replace:
             raise NameTaken(f"{name} is there: --replace trains it anew")
         embedding = stored_tensor(zoo.store, embedding_of(manifest).digest)
         asked = _asked(prompts, text, number, seed)
         with counting("answers", silent=as_json) as progress:
-            limit, examples = _answers(zoo, manifest, asked, max_tokens, temperature, seed, dtype, progress)
-        widths = granularities_of(numbers_of("--granularity", granularity), limit)
+            limit, widths, examples = _answers(
+                zoo, manifest, asked, given, max_tokens, temperature, seed, dtype, progress
+            )
         trained = train(embedding, examples, LengthTraining(widths, limit, epochs=epochs, seed=seed))
         document = {
             **_document(name, manifest, trained),
@@ -137,20 +140,22 @@ def _answers(
     zoo: Zoo,
     manifest: ModelManifest,
     asked: Sequence[list[dict[str, str]] | str],
+    granularity: Sequence[int],
     max_tokens: int | None,
     temperature: float,
     seed: int,
     dtype: str | None,
     progress: Any,
-) -> tuple[int, list[LengthExample]]:
-    """Return the most tokens of an answer, and each prompt with the length of the model's own answer.
+) -> tuple[int, tuple[int, ...], list[LengthExample]]:
+    """Return the most tokens of an answer, the granularities, and each prompt with the length of the model's answer.
 
-    Raises InputError for prompts that the model cannot take, NotServable.
+    Raises InputError for prompts that the model cannot take and for granularities, before it answers; NotServable.
     """
     from cli.serving.models import Chosen
     from cli.serving.one_device import start_one_device
     from cli.serving.options import gather
     from cli.serving.source import ZooSource
+    from surrogates.lengths.buckets import granularities_of
     from surrogates.lengths.training import LengthExample
 
     options, source = gather(None, {"dtype": dtype}), ZooSource(zoo)
@@ -159,6 +164,7 @@ def _answers(
     with start_one_device(zoo, options.engine(), chosen, max_num_seqs=_AT_ONCE) as driver:
         model = source.served(driver.models()[0])
         limit = max_tokens or min(_LIMIT, model.spec.max_model_len // 2)
+        widths = granularities_of(granularity, limit)
         settings = {"model": model.name, "max_tokens": limit, "temperature": temperature}
         requests = [
             request
@@ -175,7 +181,7 @@ def _answers(
             if event.finish is not None and progress is not None:
                 ended += 1
                 progress(ended, len(requests))
-    return limit, [LengthExample(request.prompt, made[request.seq]) for request in requests]
+    return limit, widths, [LengthExample(request.prompt, made[request.seq]) for request in requests]
 
 
 def _request(

@@ -39,7 +39,7 @@ def granularities_of(given: Sequence[int], limit: int) -> tuple[int, ...]:
     Raises InputError for widths that are no multiples of the least one, or not below the limit.
     """
     finest = max(limit // _BUCKETS, 1)
-    widths = tuple(sorted(set(given))) or tuple(dict.fromkeys(width for width in (finest, 2 * finest, 4 * finest)))
+    widths = tuple(sorted(set(given))) or tuple(times * finest for times in (1, 2, 4) if times * finest < limit)
     if widths[0] < 1 or widths[-1] >= limit:
         raise InputError(f"a granularity is at least 1 and below the longest answer, {limit} tokens")
     if gcd(*widths) != widths[0]:

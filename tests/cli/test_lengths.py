@@ -90,6 +90,23 @@ def test_what_cannot_be_is_refused(
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("granularity", "why"), [("4,x", "whole numbers"), ("4,6", "multiples"), ("24", "below")])
+def test_wrong_granularities_are_refused_before_anything_is_answered(
+    store: Path,
+    text: Path,
+    granularity: str,
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_requests(*_: object) -> None:
+        raise AssertionError("something was answered")
+
+    monkeypatch.setattr("runtime.cluster.driver.base.BaseDriver.run", run_requests)
+    assert run(store, "org/other", "--text", str(text), *QUICK, "--granularity", granularity) == 2
+    assert why in capsys.readouterr().err
+
+
 def test_prompts_come_from_lines(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"prompt": f"tell me {at} things"}) + "\n\n" for at in range(120)))

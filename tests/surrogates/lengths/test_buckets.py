@@ -14,6 +14,7 @@ def test_granularities_are_given_or_shares_of_the_longest_answer() -> None:
     assert granularities_of((), 320) == (20, 40, 80)
     assert granularities_of((400, 100, 200), 2048) == (100, 200, 400)
     assert granularities_of((), 5) == (1, 2, 4)
+    assert granularities_of((), 4) == (1, 2)
     for wrong in ((0,), (320,), (30, 40)):
         with pytest.raises(InputError, match="granularit"):
             granularities_of(wrong, 320)
