@@ -168,3 +168,12 @@ def test_a_predictor_is_not_served(store: Path, made: dict[str, Any]) -> None:
         assert "org/m@lengths" not in choose(zoo, [], None, "auto", "cpu").names
         with pytest.raises(InputError, match="serve its target"):
             choose(zoo, ["org/m@lengths"], None, "auto", "cpu")
+
+
+def test_a_predictor_is_shown_without_blocks(
+    store: Path, made: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.app.main(["show", "org/m@lengths", "--json", "--store", str(store)])
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["chain"] == []

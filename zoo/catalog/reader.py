@@ -80,9 +80,9 @@ class Reader:
         }
 
     def chain(self, name: str) -> tuple[ChainBlock, ...]:
-        """Return the model's blocks, in order. Raises NotFound."""
+        """Return the model's blocks, in order; a predictor of lengths has none. Raises NotFound."""
         self._model_row(name)
-        return self.chains([name])[name]
+        return self.chains([name]).get(name, ())
 
     def chains(self, names: Collection[str]) -> dict[str, tuple[ChainBlock, ...]]:
         """Return name -> the model's blocks, in order."""
