@@ -11,6 +11,11 @@ ReserveRule = Literal["greedy", "static", "dynamic", "peak"]
 DecodeRule = Literal["load", "po2", "least", "random", "worst"]
 
 
+#: When K and V go to where a sequence decodes. `request`: when its whole prompt is computed. `chunk`: each chunk when
+#: it is computed.
+HandoffGrain = Literal["request", "chunk"]
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """Configure decoding.
@@ -19,6 +24,7 @@ class DecodeConfig:
         admission: Which pages must be free for a sequence that begins to decode on a device, or runs its prompt where
             it will decode (TI-20 to TI-22; `policy.roles.reservation`).
         choice: Which of several paths decodes a sequence that is handed off (TI-14; `policy.roles.decode_choice`).
+        grain: When K and V of a sequence that is handed off travel (TI-15).
         quantile: Share of the answers of a kind that are expected to be no longer than what `admission` reckons with.
         heavy_tokens: An answer of more tokens than this is a heavy decode (the paper: 128).
         load_reports_ms: Period of the reports of loads that `choice` is made from (TI-03); 0: the loads themselves.
@@ -26,6 +32,7 @@ class DecodeConfig:
 
     admission: ReserveRule = "greedy"
     choice: DecodeRule = "load"
+    grain: HandoffGrain = "request"
     quantile: float = 0.4
     heavy_tokens: int = 128
     load_reports_ms: int = 0
@@ -35,6 +42,8 @@ class DecodeConfig:
             raise ValueError(f"admission must be one of {', '.join(get_args(ReserveRule))}")
         if self.choice not in get_args(DecodeRule):
             raise ValueError(f"choice must be one of {', '.join(get_args(DecodeRule))}")
+        if self.grain not in get_args(HandoffGrain):
+            raise ValueError(f"grain must be one of {', '.join(get_args(HandoffGrain))}")
         if not 0.0 < self.quantile < 1.0 or self.heavy_tokens < 0 or not 0 <= self.load_reports_ms <= 3_600_000:
             raise ValueError("quantile is above 0 and below 1, heavy_tokens and load_reports_ms at least 0")
 

@@ -5,13 +5,15 @@
 `zoo serve` runs three agent processes: one for prompts, one that decodes, and one that changes from prompts to decoding
 and back, `--flips` times in all, while clients ask one request after another. Each request is answered before without
 any change: `equal` is the share with the same tokens. `flip_ms`: time of `POST /zoo/roles` as its client sees it, with
-HTTP; what runs finishes where it is, so that nothing is drained. `same_processes`: whether no agent was started again;
+HTTP; what runs finishes where it is, so that nothing is drained. `live_ms`: the same of `GET /live`, which does
+nothing. `same_processes`: whether no agent was started again;
 `loads`: measured loads of stages while roles changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import threading
 import time
@@ -73,6 +75,11 @@ def state(server: KillableServer) -> dict[str, Any]:
     return found
 
 
+def p95(values: Sequence[float]) -> float:
+    """Return the least value that 95 % do not exceed."""
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
+
+
 def loads(found: dict[str, Any]) -> int:
     """Return how many loads of stages the scheduler has measured."""
     return sum(int(each["count"]) for each in found["cluster"]["estimates"] if each["kind"] == "load")
@@ -84,18 +91,26 @@ def measured(store: str, model: str, flips: int, clients: int, tokens: int) -> d
     with serving(store, model, _OPTIONS) as server:
         with server.http() as http:
             alone = [http.post("/v1/completions", json=each).json()["choices"][0]["token_ids"] for each in requests]
-            for role in ("decode", "prefill"):  # its stages are loaded already; this is the first use of the route
-                http.post("/zoo/roles", json={_AGENT: role}).raise_for_status()
+            for names in (("decode", "decode", "prefill"), ("prefill", "decode", "prefill")):
+                # The first makes it load its stages, as any device does with the first request there.
+                roles = {f"agent-{at}": role for at, role in enumerate(names)}
+                http.post("/zoo/roles", json=roles).raise_for_status()
+                http.post("/v1/completions", json=requests[0]).raise_for_status()
             before = state(server)
             load = ClientsInTurn(server, requests, clients)
             load.start()
             took: dict[str, list[float]] = {"decode": [], "prefill": []}
+            idle: list[float] = []
             for number in range(flips):
                 time.sleep(_PAUSE)
                 role = ("decode", "prefill")[number % 2]
                 begin = time.perf_counter()
                 http.post("/zoo/roles", json={_AGENT: role}).raise_for_status()
                 took[role].append((time.perf_counter() - begin) * 1000)
+                time.sleep(_PAUSE / 2)
+                begin = time.perf_counter()
+                http.get("/live").raise_for_status()
+                idle.append((time.perf_counter() - begin) * 1000)
             load.end()
         after = state(server)
     every = sorted(each for some in took.values() for each in some)
@@ -103,10 +118,11 @@ def measured(store: str, model: str, flips: int, clients: int, tokens: int) -> d
         "flips": len(every),
         "flip_ms": {
             "median": statistics.median(every),
-            "p95": every[min(len(every) - 1, round(0.95 * len(every)))],
+            "p95": p95(every),
             "most": every[-1],
             **{f"to_{role}_median": statistics.median(some) for role, some in took.items()},
         },
+        "live_ms": {"median": statistics.median(idle), "p95": p95(idle), "most": max(idle)},
         "answers": len(load.answers),
         "errors": load.errors,
         "equal": sum(tokens == alone[at] for at, tokens in load.answers) / max(len(load.answers), 1),

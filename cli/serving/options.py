@@ -49,7 +49,7 @@ from runtime.config import (
     Weights,
     WeightSharing,
 )
-from runtime.decode_config import DecodeConfig, DecodeRule, ReserveRule
+from runtime.decode_config import DecodeConfig, DecodeRule, HandoffGrain, ReserveRule
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.role_config import RoleChangeConfig, RoleWatch
 from runtime.shipped import SHIPPED_AGENT, SHIPPED_CLUSTER, Serving, agent_config, cluster_config
@@ -167,7 +167,11 @@ class ServeOptions:
         help="Which path decodes a sequence with a prompt that ran elsewhere: the one with the fewest sequences "
              "(load), or by the share of long answers there: the better of two drawn (po2), the best (least), any "
              "(random), or the worst.")
-    decode: DecodeConfig = table_option(DecodeConfig, group="Batching", without=["admission", "choice"],
+    handoff_grain: str = option(SHIPPED_CLUSTER.decode.grain, group="Batching", choices=get_args(HandoffGrain),
+        needs=["roles"],
+        help="When K and V of a prompt go to where its answer is decoded: all of them when it is computed (request), "
+             "or each chunk of it (chunk).")
+    decode: DecodeConfig = table_option(DecodeConfig, group="Batching", without=["admission", "choice", "grain"],
         needs=["expected lengths"],
         help="By how much expected lengths of answers are exceeded, and how old loads of devices may be.")
     lengths: str = option("off", group="Batching", choices=("off", "parallel", "sequential"),
@@ -360,7 +364,8 @@ class ServeOptions:
             shared_prompt_bytes=size_of(self.shared_prompts),
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
             prefill_order=self.prefill_order, prefill_window=self.prefill_window,
-            decode=_built(replace, self.decode, admission=self.decode_admission, choice=self.decode_choice),
+            decode=_built(replace, self.decode, admission=self.decode_admission, choice=self.decode_choice,
+                          grain=self.handoff_grain),
             background_share=0.0 if self.queue == "off" else self.batches.interactive_share,
         )  # fmt: skip
         made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.step_tokens)

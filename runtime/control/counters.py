@@ -95,6 +95,7 @@ class AgentCounters:
     moved_bytes: int = _shown("blockzoo:migration_bytes", "Bytes of K and V that migrations sent.")
     # Hand-offs from devices for prompts to devices that decode (TI-15); they count as migrations, too.
     handoffs: int = _shown("blockzoo:handoffs", "Sequences handed off to devices that decode.")
+    handoff_transfers: int = _shown("blockzoo:handoff_transfers", "Times that hand-offs sent K and V.")
     handoffs_aborted: int = _shown("blockzoo:handoffs_aborted", "Hand-offs that were given up.")
     handoff_bytes: int = _shown("blockzoo:handoff_bytes", "Bytes of K and V that hand-offs sent.")
     handoff_ns: int = _shown("blockzoo:handoff_seconds", "Duration of hand-offs, from request to commit.", per=1e9)

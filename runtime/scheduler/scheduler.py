@@ -148,8 +148,8 @@ class Scheduler:
         self.migrations = Migrations(self._state, self._seating, moves)
         self._roles = RoleChanges(self._state, self._seating)
         self._handoffs = Handoffs(self._state, self._seating, self.migrations)
-        on_rest, on_context = self.migrations.at_rest, self._handoffs.begin
-        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, on_rest, on_context)
+        hooks_of_rows = (self.migrations.at_rest, self._handoffs.begin, self._handoffs.send_ahead)
+        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, *hooks_of_rows)
         parts = (self._state, self._seating, self._admission, self.migrations, self._updates, self.offers)
         self._fleet = DeviceEvents(*parts)
         self.control = Controller(self._state, self.migrations, self._prefix_cache, self._roles)

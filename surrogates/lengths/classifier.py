@@ -3,7 +3,7 @@
     tokens -> the target's own embedding, frozen -> width 128 -> two bidirectional layers -> mean and maximum -> buckets
 
 The paper fine-tunes OPT-125M for sequence classification. Here the knowledge of words comes from the target's
-embedding, which the zoo has already, so that a predictor costs two megabytes, and less than a millisecond per prompt.
+embedding, which the zoo has already, so that a predictor costs two megabytes.
 Plain torch: serving needs no transformers for it.
 """
 

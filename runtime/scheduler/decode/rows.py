@@ -30,6 +30,7 @@ class DecodeLoop:
     Args:
         on_rest: Called with a sequence that is in a migration, before its next row is issued.
         on_context: Called with a sequence with a computed context, behind its first token, where roles are apart.
+        on_chunk: Called there with one of which another chunk of the context is computed, but not the last.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class DecodeLoop:
         residency: Residency,
         on_rest: Callable[[ScheduledSequence, int], None],
         on_context: Callable[[ScheduledSequence, int], None],
+        on_chunk: Callable[[ScheduledSequence, int], None],
     ) -> None:
         self._state = state
         self._seating = seating
@@ -51,7 +53,8 @@ class DecodeLoop:
             None if config.prefill_order == "off"
             else PromptQueues(state, config.prefill_order, config.prefill_window, self._issue_part)
         )  # fmt: skip
-        self._on_context = on_context
+        self._on_context, self._on_chunk = on_context, on_chunk
+        self._early = config.decode.grain == "chunk"
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -190,6 +193,8 @@ class DecodeLoop:
             if sequence.computed >= sequence.tokens:
                 counters.prompt_tokens += len(sequence.request.prompt)
                 self._seating.end(sequence, "length", now)
+            elif self._early and self._state.devices.roles.apart:
+                self._on_chunk(sequence, now)
             return
         if not sequence.output:
             counters.prompt_tokens += len(sequence.request.prompt)

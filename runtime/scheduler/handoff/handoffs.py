@@ -1,5 +1,6 @@
 """Hand sequences off from devices that compute contexts to devices that decode (TI-15, TI-19).
 
+    chunk computed -> send_ahead, with the grain `chunk`: full pages go while the next chunk is computed
     first token emitted -> begin: the sequence rests, with its pages -> look: a path that decodes, room there
         -> Migrations.hand_off: pages taken there, K and V copied -> committed: it decodes on that path
         -> no room: it waits, first come first served; what comes later does not pass it on the way to the same devices
@@ -9,8 +10,8 @@ Contract:
 - A sequence that waits has its K and V and pages on the path of its context; each path by which it leaves that one
   (end, abort, preemption, death) removes it here (`remove_sequence`).
 - Its first token was emitted before: the time to it does not count the transfer (TI-18).
-- The decode path is chosen here, when the context is computed, and not on arrival (TI-02): the least loaded one, with
-  the hand-offs under way counted.
+- The decode path is chosen here, when the context is computed or its first chunk is, and not on arrival (TI-02): the
+  least loaded one, with the hand-offs under way counted.
 - A sequence decodes where its context was computed, rather than be lost or shortened: if no decode path that may come
   back can hold it, if a stage of the path cannot be loaded, or after as many failed hand-offs as devices may die.
 
@@ -62,11 +63,27 @@ class Handoffs:
     def begin(self, sequence: ScheduledSequence, now: int) -> None:
         """Let a sequence with a computed context wait for its hand-off, unless its path decodes."""
         if self._state.router.admits(sequence.chain, sequence.path, "decodes"):
+            self._migrations.give_up(sequence, now, "its devices decode")
             self._decode_here(sequence, now)
             return
         sequence.awaits_handoff(True)
         self.waiting[sequence.seq] = sequence
         self._fresh = True
+        targets = self._migrations.moves.targets(sequence)
+        if targets and self._migrations.end_chunks(sequence):
+            self._state.tell.phase(now, sequence.request, "transfer", targets)
+
+    def send_ahead(self, sequence: ScheduledSequence, now: int) -> None:
+        """Send K and V of a computed chunk to where the sequence will decode, chosen with the first of them (TI-14).
+
+        Where there is no room for the whole context now, or a hand-off of it has failed, it goes when all is computed.
+        """
+        if sequence.waits.move:
+            self._migrations.add_chunk(sequence)
+        elif not self._failures[sequence.seq]:
+            found = self._find(sequence, set(self._state.awaited), sequence.tokens + 1, now)
+            if isinstance(found, Route):
+                self._start(sequence, found, now, early=True)
 
     def remove_sequence(self, sequence: ScheduledSequence) -> None:
         """Forget a sequence that leaves its devices."""
@@ -91,23 +108,32 @@ class Handoffs:
 
         `full`: devices without room for an earlier one.
         """
+        found = self._find(sequence, full, sequence.computed + 1, now)
+        if isinstance(found, str):
+            self._stay(sequence, found, now)
+        elif found is not None:
+            self._start(sequence, found, now)
+
+    def _find(self, sequence: ScheduledSequence, full: set[str], tokens: int, now: int) -> Route | str | None:
+        """Return where a sequence is to decode; None if there is no room now; in words, why it is to stay where it is.
+
+        Adds the devices without room to `full`. `tokens`: for which room is needed at once.
+        """
         state, chain = self._state, sequence.chain
         router, within = state.router, state.router.within(chain, "decodes")
         if within is None or within.issuperset(sequence.place.devices):
-            self._stay(sequence, "its devices decode", now)
-            return
+            return "its devices decode"
         if within <= full:
-            return
+            return None
         loads = self._loads()
         route = router.least_loaded(chain, loads, sequence.longest, within)
         if route is None:
-            return  # those that died come back
+            return None  # those that died come back
         best = router.roomier(chain, route, sequence.longest, within)
         least = min(self._seating.limit_on(sequence, best.path), self._seating.limit_on(sequence, sequence.path))
-        groups = groups_for(chain.spec, sequence.computed + 1)
+        groups = groups_for(chain.spec, tokens)
         if router.holds(best) < groups or least < self._seating.limit_on(sequence, sequence.path):
-            self._stay(sequence, "it has more room here", now)
-            return
+            return "it has more room here"
         able = within - full
         while able:
             route, short = self._paths.choose(
@@ -116,25 +142,25 @@ class Handoffs:
             full |= short
             able -= short
             if route is None:
-                return
+                return None
             if (lacking := self._load(sequence, route)) is None:
-                self._stay(sequence, "its stages cannot be loaded there", now)
-                return
+                return "its stages cannot be loaded there"
             if not lacking and self._seating.limit_on(sequence, route.path) < least:
                 lacking = set(route.devices)
             elif not lacking and (lacking := self._crowded(sequence, route, groups)):
                 full |= lacking
             if not lacking:
-                self._start(sequence, route, now)
-                return
+                return route
             able -= lacking
+        return None
 
-    def _start(self, sequence: ScheduledSequence, route: Route, now: int) -> None:
-        why, source = self._migrations.hand_off(sequence, route.path, now), sequence.path[0].device
+    def _start(self, sequence: ScheduledSequence, route: Route, now: int, early: bool = False) -> None:
+        why, source = self._migrations.hand_off(sequence, route.path, now, early), sequence.path[0].device
         if why is None:
             state = self._state
             state.tell.control(now, "dispatch.choose", "TI-02", source, seq=sequence.seq, to=route.devices)
-            state.tell.phase(now, sequence.request, "transfer", route.devices)
+            if not early:
+                state.tell.phase(now, sequence.request, "transfer", route.devices)
             self._reports.assign(sequence, route.devices, self._needs(sequence, route, sequence.pages.groups))
 
     def _load(self, sequence: ScheduledSequence, route: Route) -> set[str] | None:
@@ -218,12 +244,13 @@ class Handoffs:
             counters.handoffs_aborted += 1
             self._failures[sequence.seq] += 1
             self._fresh = True
-            if self._failures[sequence.seq] >= self._state.config.max_crashes:
+            if sequence.waits.handoff and self._failures[sequence.seq] >= self._state.config.max_crashes:
                 self._stay(sequence, "too many hand-offs of it have failed", now)
             return
         self.remove_sequence(sequence)
         sequence.awaits_handoff(False)
         counters.handoffs += 1
+        counters.handoff_transfers += move.stages
         counters.handoff_bytes += sum(part.last.nbytes for part in move.parts if part.last is not None)
         counters.handoff_ns += now - move.began
         self._state.tell.phase(now, sequence.request, "decode", {hop.device for hop in move.path})

@@ -11,8 +11,9 @@ Contract:
 - If the source dies, recomputing continues to the end where it has what it starts from: token ids at the start of a
   chain; elsewhere hidden states that the source kept, if all have arrived.
 - Every part of a migration ends in exactly one FinishMigration, MigrationFailed or the death of its destination.
-- In a hand-off (TI-15) the sequence rests from the start, and all K and V are copied. It may have several parts, each
-  from one device to one other; it is committed when all of them have arrived.
+- In a hand-off (TI-15) all K and V are copied. It may have several parts, each from one device to one other; it is
+  committed when all of them have arrived. The sequence rests from the start, or computes its context meanwhile: then
+  full pages of each chunk go as soon as it is computed (chunk grain), and the sequence rests for the last of them.
 """
 
 from __future__ import annotations
@@ -116,10 +117,11 @@ class Migrations:
         self._begin(move, now, hold)
         return None
 
-    def hand_off(self, sequence: ScheduledSequence, path: Path, now: int) -> str | None:
-        """Start the hand-off of a sequence at rest to another path; return None, or why it cannot start now (TI-19).
+    def hand_off(self, sequence: ScheduledSequence, path: Path, now: int, early: bool = False) -> str | None:
+        """Start the hand-off of a sequence to another path; return None, or why it cannot start now (TI-19).
 
-        All stages of the path must be loaded.
+        All stages of the path must be loaded. As many pages are taken as the sequence has. `early`: its context is not
+        computed yet; `add_chunk` and `end_chunks` follow.
         """
         chain, moved = sequence.chain, crossings(sequence.chain, sequence.path, path)
         targets = {device for _, device in moved}
@@ -127,6 +129,8 @@ class Migrations:
             return why
         if not moved or sequence.flying or not all(map(self._state.devices.alive, targets)):
             return "its path does not change, or a device of it is dead"
+        if early and not self._full(sequence):
+            return "no page of it is full"
         parts = self._parts(moved, Front("none", "a hand-off copies"))
         move = Migration(parts[0].number, sequence, chain, parts, path, copy=True, purpose="handoff")
         if not self._allocate_pages(move, sequence.computed):
@@ -135,8 +139,25 @@ class Migrations:
             uses = [use for use in chain.uses if parts[0].hop.lo <= use.lo and use.hi <= parts[0].hop.hi]
             source, target = parts[0].source, parts[0].target
             move.estimate = move_seconds(self._state, sequence, uses, source, target, copy=True, recompute=False)
-        self._begin(move, now, hold=True)
+        self._begin(move, now, hold=not early)
         return None
+
+    def add_chunk(self, sequence: ScheduledSequence) -> None:
+        """Send what a sequence has computed since, if its hand-off is under way and all before has arrived."""
+        move = self.moves.get_move(sequence)
+        if move is not None and move.purpose == "handoff" and not move.awaits_answer:
+            self._send_chunks(move)
+
+    def end_chunks(self, sequence: ScheduledSequence) -> bool:
+        """Let a sequence with a computed context rest, so that the rest of it is sent, and its hand-off committed.
+
+        Returns False if no hand-off of it is under way.
+        """
+        move = self.moves.get_move(sequence)
+        if move is None or move.purpose != "handoff":
+            return False
+        sequence.hold(True)
+        return True
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -156,6 +177,9 @@ class Migrations:
         sequence = move.sequence
         if sequence.waits.held and not sequence.flying:
             self._finish(move, now)
+            return
+        if move.purpose == "handoff" and not sequence.waits.held:
+            self._send_chunks(move)
             return
         config, width = self._state.config, sequence.spec.page_tokens
         grown = sequence.computed - move.upto
@@ -248,7 +272,9 @@ class Migrations:
         self.moves.begin(move)
         for part in move.parts:
             self._trace_move(now, "kv.move.start", move, part)
-        self._request_upto(move, move.sequence.computed)
+        self._request_upto(
+            move, move.sequence.computed if hold or move.purpose == "move" else self._full(move.sequence)
+        )
         if hold:
             move.sequence.hold(True)
             self._state.starved.pop(move.sequence.seq, None)
@@ -304,6 +330,14 @@ class Migrations:
                     part.front.origin == "inputs",
                 ),
             )
+
+    def _full(self, sequence: ScheduledSequence) -> int:
+        """Return how many computed tokens are in full pages: no page is sent twice."""
+        return sequence.computed - (sequence.computed + sequence.spec.virtual_tokens) % sequence.spec.page_tokens
+
+    def _send_chunks(self, move: Migration) -> None:
+        if (upto := self._full(move.sequence)) > move.upto:
+            self._request_upto(move, upto)
 
     def _ask_more(self, move: Migration, now: int) -> None:
         if self._allocate_pages(move, move.sequence.computed):

@@ -15,6 +15,7 @@ from typing import Any
 from runtime.chains import Surrogate
 from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, SpeculationConfig
 from runtime.control.scheduler_io import AddRequest, PauseSequence, ResumeSequence, ServeModel, Tick
+from runtime.decode_config import DecodeConfig
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
 from runtime.role_config import RoleName
@@ -195,7 +196,8 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     rng.shuffle(names)
     order = config.order if config.order.plan == "fcfs" else OrderConfig()
     roles = tuple((f"d{at}", name) for at, name in enumerate(names))
-    return replace(config, roles=roles, order=order, dispatch="placed", speculation=SpeculationConfig())
+    decode = DecodeConfig(grain=rng.choice(("request", "chunk")))
+    return replace(config, roles=roles, order=order, dispatch="placed", speculation=SpeculationConfig(), decode=decode)
 
 
 def _serve(model: IntegerModel) -> ServeModel:

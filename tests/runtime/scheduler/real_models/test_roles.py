@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.config import ClusterConfig, Placement
+from runtime.decode_config import DecodeConfig, HandoffGrain
 from runtime.role_config import RoleName
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
@@ -50,11 +51,13 @@ def alone(family: Bench) -> dict[str, list[object]]:  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    ("roles", "placement"),
+    ("roles", "placement", "grain"),
     [
-        (("prefill", "decode"), "auto"),
-        (("prefill", "decode", "decode"), "partition"),
-        (("prefill", "prefill", "decode"), "partition"),
+        (("prefill", "decode"), "auto", "request"),
+        (("prefill", "decode"), "auto", "chunk"),
+        (("prefill", "decode", "decode"), "partition", "request"),
+        (("prefill", "decode", "decode"), "partition", "chunk"),
+        (("prefill", "prefill", "decode"), "partition", "chunk"),
     ],
 )  # fmt: skip
 def test_answers_are_those_of_one_device(
@@ -62,11 +65,15 @@ def test_answers_are_those_of_one_device(
     alone: dict[str, list[object]],
     roles: tuple[RoleName, ...],
     placement: Placement,
+    grain: HandoffGrain,
 ) -> None:
     named = tuple((f"d{at}", role) for at, role in enumerate(roles))
-    config = ClusterConfig(devices=len(roles), placement=placement, roles=named, prefill_chunk=8)
+    config = ClusterConfig(
+        devices=len(roles), placement=placement, roles=named, prefill_chunk=8, decode=DecodeConfig(grain=grain)
+    )
     cluster = ask(cluster_of(family, len(roles), pages=4000, config=config))
     assert told(cluster) == alone
     counters = cluster.scheduler.state().counters
     assert (counters.handoffs, counters.handoffs_aborted) == (len(alone), 0)
+    assert (counters.handoff_transfers > len(alone)) == (grain == "chunk")
     assert counters.recomputed == 0 and not cluster.trace.named("handoff.none")
