@@ -77,7 +77,7 @@ def lengths(
         embedding = stored_tensor(zoo.store, embedding_of(manifest).digest)
         asked = _asked(prompts, text, number, seed)
         with counting("answers", silent=as_json) as progress:
-            limit, widths, examples = _answers(
+            limit, widths, examples = answers_of(
                 zoo, manifest, asked, given, max_tokens, temperature, seed, dtype, progress
             )
         trained = train(embedding, examples, LengthTraining(widths, limit, epochs=epochs, seed=seed))
@@ -136,7 +136,7 @@ def _from_lines(path: Path) -> list[list[dict[str, str]] | str]:
     return found
 
 
-def _answers(
+def answers_of(
     zoo: Zoo,
     manifest: ModelManifest,
     asked: Sequence[list[dict[str, str]] | str],

@@ -62,16 +62,21 @@ SUBJECTS = (
 
 def questions(number: int, seed: int = 0) -> list[str]:
     """Return so many different questions, spread evenly over the templates."""
-    made: dict[str, None] = {}
+    return list(questions_by_kind(number, seed))
+
+
+def questions_by_kind(number: int, seed: int = 0) -> dict[str, int]:
+    """Return the questions of `questions`, each with the number of its template."""
+    made: dict[str, int] = {}
     for at in count():
         if len(made) == number or at > 50 * number:
-            return list(made)
+            return made
         draws = _draws(f"{seed} {at}")
         first = next(draws) % len(SUBJECTS)
         second = (first + 1 + next(draws) % (len(SUBJECTS) - 1)) % len(SUBJECTS)
         numbers = {"k": 2 + next(draws) % 9, "m": 5 + next(draws) % 56, "n": 2 + next(draws) % 98}
         text = TEMPLATES[at % len(TEMPLATES)].format(a=SUBJECTS[first], b=SUBJECTS[second], **numbers)
-        made.setdefault(text)
+        made.setdefault(text, at % len(TEMPLATES))
     raise AssertionError("unreachable")
 
 

@@ -84,13 +84,23 @@ def train(
 
     Raises InputError for too few examples.
     """
+    return train_apart(embedding, *split(examples), settings, quiet)
+
+
+def train_apart(
+    embedding: torch.Tensor,
+    learned: Sequence[LengthExample],
+    held_out: Sequence[LengthExample],
+    settings: LengthTraining,
+    quiet: bool = True,
+) -> TrainedLengths:
+    """Train on some answers, and score others. Arguments and errors as of `train`."""
     from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
-    learned, held_out = split(examples)
     if min(len(learned), len(held_out)) < _FEWEST:
         raise InputError(
-            f"{len(examples)} answers are too few: {len(learned)} to learn from and {len(held_out)} to score; "
-            f"at least {_FEWEST} of each are needed"
+            f"{len(learned) + len(held_out)} answers are too few: {len(learned)} to learn from and {len(held_out)} to "
+            f"score; at least {_FEWEST} of each are needed"
         )
     finest, buckets = settings.widths[0], len(edges_of(settings.widths[0], settings.limit))
     set_seed(settings.seed)
