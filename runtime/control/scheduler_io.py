@@ -80,17 +80,20 @@ class SolvePlan:
 SchedulerCommand = SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered | RolesChanged
 
 
-class AddRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Add a sequence, with what is predicted of the length of its answer."""
+class AddRequest(msgspec.Struct, frozen=True, gc=False):
+    """Add a sequence."""
 
     request: SequenceRequest
-    forecast: LengthForecast | None = None
 
 
-class AddRequests(msgspec.Struct, frozen=True, gc=False):
-    """Add several sequences in order of arrival. The scheduler reacts once for all of them."""
+class AddRequests(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Add several sequences in order of arrival. The scheduler reacts once for all of them.
+
+    `forecasts`: what is predicted of the length of each answer, None for no forecast; empty: nothing of any.
+    """
 
     requests: tuple[SequenceRequest, ...]
+    forecasts: tuple[LengthForecast | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

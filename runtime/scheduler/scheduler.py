@@ -167,10 +167,10 @@ class Scheduler:
                 if self._order is not None:
                     self._order.record_rows(event, now)
             case AddRequest():
-                self._admission.arrive(event.request, now, event.forecast)
+                self._admission.arrive(event.request, now)
             case AddRequests():
-                for request in event.requests:
-                    self._admission.arrive(request, now)
+                for at, request in enumerate(event.requests):
+                    self._admission.arrive(request, now, event.forecasts[at] if event.forecasts else None)
             case AbortSequence():
                 self._abort(event.seq, now)
             case AgentHello():

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol
 
-from runtime.control.scheduler_io import AddRequest, LengthPredicted
+from runtime.control.scheduler_io import AddRequests, LengthPredicted
 from runtime.policy.lengths.forecast import LengthForecast
 from runtime.types import SequenceRequest
 
@@ -31,7 +31,7 @@ _MOST = 64
 class _Scheduling(Protocol):
     def submit(self, requests: Sequence[SequenceRequest]) -> None: ...
 
-    def add_predicted(self, events: Sequence[AddRequest]) -> None: ...
+    def add_predicted(self, event: AddRequests) -> None: ...
 
     def tell_lengths(self, events: Sequence[LengthPredicted]) -> None: ...
 
@@ -106,7 +106,7 @@ class LengthThread:
         if self._mode == "parallel":
             self._loop.tell_lengths([LengthPredicted(one.seq, each) for one, each in pairs if each is not None])
             return
-        self._loop.add_predicted([AddRequest(one, each) for one, each in pairs])
+        self._loop.add_predicted(AddRequests(tuple(some), tuple(forecasts)))
         with self._lock:
             names = {one.seq for one in some}
             late = self._aborted & names

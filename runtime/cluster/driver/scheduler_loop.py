@@ -47,6 +47,7 @@ from runtime.control.scheduler_io import (
 )
 from runtime.control.token_events import refusal_event
 from runtime.messages import Message
+from runtime.policy.lengths.forecast import LengthForecast
 from runtime.scheduler.observe.replay_log import Handler
 from runtime.scheduler.scheduler import Scheduler
 from runtime.types import SequenceRequest
@@ -123,9 +124,9 @@ class SchedulerLoop:
         self._arrivals.extend(requests)
         self.run_soon(self._arrive)
 
-    def add_predicted(self, events: Sequence[AddRequest]) -> None:
+    def add_predicted(self, event: AddRequests) -> None:
         """Queue requests with the forecasts of their answers."""
-        self.run_soon(lambda now: self._add_predicted(events, now))
+        self.run_soon(lambda now: self._add_predicted(event, now))
 
     def tell_lengths(self, events: Sequence[LengthPredicted]) -> None:
         """Queue forecasts of answers; those of sequences that have ended are ignored."""
@@ -232,12 +233,16 @@ class SchedulerLoop:
         if taken:
             self._take_in(taken, now)
 
-    def _add_predicted(self, events: Sequence[AddRequest], now: int) -> None:
-        for event in events:
-            if (why := self.unavailable_models.reason(event.request.model)) is not None:
-                self._routes.deliver([refusal_event(event.request, why)])
+    def _add_predicted(self, event: AddRequests, now: int) -> None:
+        able: list[tuple[SequenceRequest, LengthForecast | None]] = []
+        for one, forecast in zip(event.requests, event.forecasts, strict=True):
+            if (why := self.unavailable_models.reason(one.model)) is not None:
+                self._routes.deliver([refusal_event(one, why)])
             else:
-                self._handle_events([event], now)
+                able.append((one, forecast))
+        if able:
+            requests, forecasts = zip(*able, strict=True)
+            self._handle_events([AddRequests(requests, forecasts)], now)
 
     def _take_in(self, taken: Sequence[SequenceRequest], now: int) -> None:
         self._handle_events([AddRequest(taken[0]) if len(taken) == 1 else AddRequests(tuple(taken))], now)

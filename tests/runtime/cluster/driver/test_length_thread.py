@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from runtime.cluster.driver.length_thread import LengthThread
-from runtime.control.scheduler_io import AddRequest, LengthPredicted
+from runtime.control.scheduler_io import AddRequests, LengthPredicted
 from runtime.policy.lengths.forecast import LengthForecast
 from runtime.types import SequenceRequest
 from tests.runtime.virtual import request
@@ -26,8 +26,8 @@ class Recorded:
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
         self._add([("add", one.seq, None) for one in requests])
 
-    def add_predicted(self, events: Sequence[AddRequest]) -> None:
-        self._add([("add", each.request.seq, each.forecast) for each in events])
+    def add_predicted(self, event: AddRequests) -> None:
+        self._add([("add", one.seq, each) for one, each in zip(event.requests, event.forecasts, strict=True)])
 
     def tell_lengths(self, events: Sequence[LengthPredicted]) -> None:
         self._add([("length", each.seq, each.forecast) for each in events])
