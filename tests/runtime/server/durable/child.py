@@ -9,7 +9,11 @@ request's way, the `--at`th time that it comes by:
     written   its events are stored, and not published
     send      a chunk was handed to the client         finalise   in the transaction that writes its answer
     answered  its answer is stored, and not published
-    ack       with a broker: its answer is stored, and its message not acknowledged
+    offer     with a broker: the request is about to be published
+    offered   so: the broker has confirmed it, and no row is written
+    claiming  so: in the transaction that writes the rows of what was delivered, and claims them
+    claimed   so: they are claimed, and nothing of them runs
+    ack       so: its answer is stored, and its message not acknowledged
     plan      with `--crowded`: an order of the waiting requests is being searched
     swap-out  so: K and V of a request that gives way are in host memory, and count as such next
     swap-in   so: they are on the device again, and count as such next
@@ -95,6 +99,10 @@ POINTS: dict[str, tuple[Callable[[Any, str, Callable[[], None]], None], Any, str
     "send": (after, Outlet, "write"),
     "finalise": (after, requests, "finish"),
     "answered": (after, RequestStore, "finish"),
+    "offer": (before, RabbitIntake, "put"),
+    "offered": (after, RabbitIntake, "put"),
+    "claiming": (after, requests, "claim"),
+    "claimed": (after, RabbitIntake, "_claim_came"),
     "ack": (before, RabbitIntake, "ack"),
     "plan": (before, PlanThread, "_solve"),
     "swap-out": (before, HostCopies, "copied_out"),

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +131,39 @@ def whole(child: Child, key: str, **changes: Any) -> str:
         ).text
 
 
+def crowd() -> list[Client]:
+    """Return requests for a `--crowded` server: each alone would be on time, all of them are not, so it plans."""
+    return [
+        Client(
+            f"{name}{tokens}", model=f"org/{name}", max_tokens=tokens, prompt=[number + 1, 6, 7], slo_ms=8000 + number
+        )
+        for number, (tokens, name) in enumerate((each, name) for each in (40, 70, 90, 100) for name in ("base", "fine"))
+    ]
+
+
+def read_all(child: Child, clients: Sequence[Client]) -> None:
+    """Let clients read at once, each until its end or the server's."""
+    threads = [threading.Thread(target=each.read, args=(child,)) for each in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+
+def assert_nothing_is_left(child: Child) -> None:
+    with child.http() as http:
+        queue = http.get("/zoo/state").json()["queue"]
+    assert (queue["waiting"], queue["running"], queue["dead"]) == (0, 0, 0)
+
+
+def assert_continued(client: Client, part: Sequence[tuple[int | None, str]]) -> None:
+    """Check that a stream has ended, begins with what was seen of it before, and has each event once."""
+    assert client.ended and client.events[: len(part)] == list(part)
+    assert len(client.tokens()) == client.body["max_tokens"]
+    numbers = [number for number, _ in client.events if number is not None]
+    assert numbers == sorted(set(numbers))
+
+
 def test_streams_go_on_with_what_was_sent_over_two_deaths(lives: Any) -> None:
     clients = [
         Client("one"),
@@ -205,36 +238,17 @@ def test_a_death_while_a_request_is_fetched_again_is_made_good(lives: Any) -> No
 
 @pytest.mark.parametrize(("point", "at"), [("plan", 1), ("swap-out", 2), ("swap-in", 1), ("load", 3)])
 def test_a_death_while_models_or_sequences_change_places_is_made_good(lives: Any, point: str, at: int) -> None:
-    """Each request alone would be on time, all of them are not: an order is searched."""
-    clients = [
-        Client(
-            f"{name}{tokens}", model=f"org/{name}", max_tokens=tokens, prompt=[number + 1, 6, 7], slo_ms=8000 + number
-        )
-        for number, (tokens, name) in enumerate((each, name) for each in (40, 70, 90, 100) for name in ("base", "fine"))
-    ]
-
-    def read_all(child: Child) -> None:
-        threads = [threading.Thread(target=each.read, args=(child,)) for each in clients]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-
+    clients = crowd()
     with lives("--crowded", "--pace", "0.03", "--salt", "a", "--die", point, "--at", str(at)) as child:
-        read_all(child)
+        read_all(child, clients)
         assert not all(each.ended for each in clients), "the point was not reached"
         assert child.process.wait(60) == -signal.SIGKILL
     seen = [list(each.events) for each in clients]
     with lives("--crowded", "--salt", "b") as child:
-        read_all(child)
-        with child.http() as http:
-            queue = http.get("/zoo/state").json()["queue"]
-            assert (queue["waiting"], queue["running"], queue["dead"]) == (0, 0, 0)
+        read_all(child, clients)
+        assert_nothing_is_left(child)
     for client, part in zip(clients, seen, strict=True):
-        assert client.ended and client.events[: len(part)] == part
-        assert len(client.tokens()) == client.body["max_tokens"]
-        numbers = [number for number, _ in client.events if number is not None]
-        assert numbers == sorted(set(numbers))
+        assert_continued(client, part)
 
 
 @pytest.mark.postgres
@@ -253,18 +267,20 @@ def test_a_death_is_made_good_from_postgresql(lives: Any, postgres_server: str) 
     assert (len(client.tokens(0)), len(client.tokens(1))) == (40, 40)
 
 
-def test_without_the_journal_a_sent_stream_would_be_altered(lives: Any) -> None:
-    """The negative control: these tests do fail where events are sent before they are written."""
+@pytest.mark.parametrize("journalled", [True, False])
+def test_a_death_after_sending_alters_a_stream_without_the_write_ahead(lives: Any, journalled: bool) -> None:
+    """The negative control: the phase `send` does fail where events are sent before they are written."""
     client = Client("key")
-    with lives("--salt", "a", "--unjournalled", *SLOW) as child:
-        client.read(child, 3)
-        child.kill()
-    seen = list(client.events)
+    options = () if journalled else ("--unjournalled",)
+    with lives("--salt", "a", "--pace", "0.05", "--die", "send", "--at", "4", *options) as child:
+        client.read(child)
+        assert client.events and not client.ended
+        assert child.process.wait(60) == -signal.SIGKILL
+    seen = [data for _, data in client.events]
     with lives("--salt", "b") as child:
         answer = whole(child, "key")
-    assert [line[6:] for line in answer.split("\n") if line.startswith("data: ")][: len(seen)] != [
-        data for _, data in seen
-    ]
+    data = [line[6:] for line in answer.split("\n") if line.startswith("data: ")]
+    assert (data[: len(seen)] == seen) is journalled
 
 
 def test_a_client_that_never_comes_back_is_answered_all_the_same(lives: Any) -> None:

@@ -1,0 +1,88 @@
+"""With RabbitMQ in front of the tables, a server is killed wherever a request may be: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.server.durable.test_brokered import broker
+from tests.runtime.server.durable.test_kills import (
+    Client,
+    assert_continued,
+    assert_nothing_is_left,
+    crowd,
+    lives,
+    read_all,
+    tokenizer_folder,
+    whole,
+)
+from tests.runtime.server.durable.test_several import data_of
+from tests.runtime.server.harness import eventually
+
+__all__ = ["broker", "lives", "tokenizer_folder"]
+
+pytestmark = pytest.mark.rabbitmq
+
+
+def states(folder: Path) -> list[tuple[str, int]]:
+    """Return state and attempts of the requests in a queue's tables."""
+    with closing(sqlite3.connect(folder / "queue" / "queue.sqlite")) as database:
+        return database.execute("SELECT state, attempts FROM queue_requests").fetchall()
+
+
+@pytest.mark.parametrize("point", ["offer", "offered", "claiming", "claimed"])
+def test_a_death_before_anything_runs_is_made_good(
+    lives: Any, broker: tuple[str, str], tmp_path: Path, point: str
+) -> None:
+    client = Client("key")
+    with lives("--salt", "a", "--die", point, *broker) as child:
+        client.read(child)
+        assert client.statuses in ([0], [200, 0]) and not client.events
+        assert child.process.wait(60) == -signal.SIGKILL
+    # A claim outlives the server with its transaction; it is no attempt, since nothing of it has begun.
+    assert states(tmp_path) == ([("running", 0)] if point == "claimed" else [])
+    with lives("--salt", "b", *broker) as child:
+        if point != "offer":  # what the broker has is answered though no client comes back
+            assert eventually(lambda: states(tmp_path) == [("done", 1)], 60)
+        client.read(child)
+        assert_continued(client, [])
+        assert_nothing_is_left(child)
+        assert data_of(whole(child, "key")) == [data for _, data in client.events]
+    assert states(tmp_path) == [("done", 1)]
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_death_after_a_chunk_was_sent_is_made_good(lives: Any, broker: tuple[str, str], at: int) -> None:
+    client = Client("key")
+    with lives("--salt", "a", "--pace", "0.05", "--die", "send", "--at", str(at), *broker) as child:
+        client.read(child)
+        assert client.events and not client.ended
+        assert child.process.wait(60) == -signal.SIGKILL
+    seen = list(client.events)
+    with lives("--salt", "b", *broker) as child:
+        client.read(child)
+        assert_continued(client, seen)
+        assert_nothing_is_left(child)
+
+
+@pytest.mark.parametrize(("point", "at"), [("plan", 1), ("swap-out", 2), ("swap-in", 1), ("load", 3)])
+def test_a_death_while_models_or_sequences_change_places_is_made_good(
+    lives: Any, broker: tuple[str, str], tmp_path: Path, point: str, at: int
+) -> None:
+    clients = crowd()
+    with lives("--crowded", "--pace", "0.03", "--salt", "a", "--die", point, "--at", str(at), *broker) as child:
+        read_all(child, clients)
+        assert not all(each.ended for each in clients), "the point was not reached"
+        assert child.process.wait(60) == -signal.SIGKILL
+    seen = [list(each.events) for each in clients]
+    with lives("--crowded", "--salt", "b", *broker) as child:
+        read_all(child, clients)
+        assert_nothing_is_left(child)
+    for client, part in zip(clients, seen, strict=True):
+        assert_continued(client, part)
+    assert [state for state, _ in states(tmp_path)] == ["done"] * len(clients)
