@@ -25,6 +25,8 @@ class DecodeConfig:
             it will decode (TI-20 to TI-22; `policy.roles.reservation`).
         choice: Which of several paths decodes a sequence that is handed off (TI-14; `policy.roles.decode_choice`).
         grain: When K and V of a sequence that is handed off travel (TI-15).
+        local_prefill: Most tokens of a prompt behind a cached prefix on a device that decodes, for which it runs there
+            and is not handed off (`policy.roles.remainder`); 0: it never does.
         quantile: Share of the answers of a kind that are expected to be no longer than what `admission` reckons with.
         heavy_tokens: An answer of more tokens than this is a heavy decode (the paper: 128).
         load_reports_ms: Period of the reports of loads that `choice` is made from (TI-03); 0: the loads themselves.
@@ -33,6 +35,7 @@ class DecodeConfig:
     admission: ReserveRule = "greedy"
     choice: DecodeRule = "load"
     grain: HandoffGrain = "request"
+    local_prefill: int = 0
     quantile: float = 0.4
     heavy_tokens: int = 128
     load_reports_ms: int = 0
@@ -44,6 +47,8 @@ class DecodeConfig:
             raise ValueError(f"choice must be one of {', '.join(get_args(DecodeRule))}")
         if self.grain not in get_args(HandoffGrain):
             raise ValueError(f"grain must be one of {', '.join(get_args(HandoffGrain))}")
+        if not 0 <= self.local_prefill <= 1_000_000:
+            raise ValueError("local_prefill is at least 0, in tokens")
         if not 0.0 < self.quantile < 1.0 or self.heavy_tokens < 0 or not 0 <= self.load_reports_ms <= 3_600_000:
             raise ValueError("quantile is above 0 and below 1, heavy_tokens and load_reports_ms at least 0")
 

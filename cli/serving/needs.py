@@ -95,6 +95,10 @@ def _roles(options: ServeOptions, executor: str) -> str | None:
     return None if options.roles else "without roles: give --roles"
 
 
+def _prefixes(options: ServeOptions, executor: str) -> str | None:
+    return "without shared prefixes: leave out --prefix-caching off" if options.prefix_caching == "off" else None
+
+
 def _expected_lengths(options: ServeOptions, executor: str) -> str | None:
     if options.decode_admission == "greedy" and options.decode_choice == "load":
         return "where nothing depends on it: give --decode-admission or --decode-choice"
@@ -123,6 +127,7 @@ NEEDS: Mapping[str, Need] = {
     "a GPU's share": Need("--device cuda without --kv-cache-memory-bytes", _share_of_gpu),
     "prefill order": Need("--prefill-order", _prefill_order),
     "roles": Need("--roles", _roles),
+    "prefixes": Need("--prefix-caching", _prefixes),
     "role watch": Need("--role-changes", _role_watch),
     "expected lengths": Need("--decode-admission or --decode-choice", _expected_lengths),
     "queue": Need("--queue", _queue),

@@ -171,7 +171,12 @@ class ServeOptions:
         needs=["roles"],
         help="When K and V of a prompt go to where its answer is decoded: all of them when it is computed (request), "
              "or each chunk of it (chunk).")
-    decode: DecodeConfig = table_option(DecodeConfig, group="Batching", without=["admission", "choice", "grain"],
+    local_prefill: int = option(SHIPPED_CLUSTER.decode.local_prefill, group="Batching",
+        needs=["roles", "prefixes"],
+        help="Run a prompt where its answer is decoded if a cached prefix there leaves at most so many of its tokens; "
+             "it is not handed off then. 0: never.")
+    decode: DecodeConfig = table_option(DecodeConfig, group="Batching",
+        without=["admission", "choice", "grain", "local_prefill"],
         needs=["expected lengths"],
         help="By how much expected lengths of answers are exceeded, and how old loads of devices may be.")
     lengths: str = option("off", group="Batching", choices=("off", "parallel", "sequential"),
@@ -365,7 +370,7 @@ class ServeOptions:
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
             prefill_order=self.prefill_order, prefill_window=self.prefill_window,
             decode=_built(replace, self.decode, admission=self.decode_admission, choice=self.decode_choice,
-                          grain=self.handoff_grain),
+                          grain=self.handoff_grain, local_prefill=self.local_prefill),
             background_share=0.0 if self.queue == "off" else self.batches.interactive_share,
         )  # fmt: skip
         made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.step_tokens)

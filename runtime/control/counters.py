@@ -99,6 +99,10 @@ class AgentCounters:
     handoffs_aborted: int = _shown("blockzoo:handoffs_aborted", "Hand-offs that were given up.")
     handoff_bytes: int = _shown("blockzoo:handoff_bytes", "Bytes of K and V that hand-offs sent.")
     handoff_ns: int = _shown("blockzoo:handoff_seconds", "Duration of hand-offs, from request to commit.", per=1e9)
+    local_prefills: int = _shown(
+        "blockzoo:local_prefills", "Prompts of which the rest behind a cached prefix ran where they decode."
+    )
+    local_prefill_tokens: int = _shown("blockzoo:local_prefill_tokens", "Tokens of these rests.")
     predicted: int = _shown("blockzoo:lengths_predicted", "Answers of which the length was predicted.")
     role_changes: int = _shown("blockzoo:role_changes", "Changes of roles of devices, by hand and by the scheduler.")
     # K and V of sequences that gave way, in host memory (QL-10).

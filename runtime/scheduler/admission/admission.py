@@ -23,6 +23,7 @@ from runtime.policy.routing.latency import Latency
 from runtime.policy.routing.paths import path_cost
 from runtime.scheduler.admission.bounding import Bounding
 from runtime.scheduler.admission.idle_instances import IdleInstances
+from runtime.scheduler.admission.local_prefill import LocalPrefill
 from runtime.scheduler.admission.page_reserve import PageReserve
 from runtime.scheduler.admission.variant_choice import VariantChooser
 from runtime.scheduler.kv.prefix_index import PrefixMatch
@@ -53,7 +54,7 @@ class Admission:
         self._order = order
         self._reserve = PageReserve(state, moves)
         self._arrivals = 0
-        self._idle = IdleInstances(state)
+        self._idle, self._local = IdleInstances(state), LocalPrefill(state, self._worth_it, self._joins_at)
 
     def arrive(self, request: SequenceRequest, now: int, forecast: LengthForecast | None = None) -> None:
         """Add a request to the waiting queue, or refuse it. Raises ValueError if its name is in use."""
@@ -178,7 +179,8 @@ class Admission:
         best = max((match.pages(layers) for match in found), default=0)
         if shares and self._state.prompts.waits(sequence, route.path, best, self._state.running):
             return False
-        return self._joins(sequence, route, found, full, now) or self._let_in(sequence, route, full, now)
+        placed = self._local.places(sequence, found, full, now) or self._joins(sequence, route, found, full, now)
+        return placed or self._let_in(sequence, route, full, now)
 
     def _returns(self, sequence: ScheduledSequence, path: Path, full: set[str], now: int) -> bool:
         """Place a sequence where host memory has its K and V, if there is room now and the stages are loaded (QL-10).
@@ -213,18 +215,22 @@ class Admission:
         for match in found:
             if within is not None and not within.issuperset(hop.device for hop in match.path):
                 continue
-            if any(hop.device in full for hop in match.path) or not self._state.router.allows(
-                sequence.chain, match.path
-            ):
-                continue
             route = self._state.router.along(sequence.chain, match.path)
-            if not self._worth_it(sequence, match, route, cheapest):
-                continue
-            if self._fits(sequence, route, now, match):
-                self._seating.seat(sequence, route, now, match)
-                self._residency.record_use(sequence, now)
+            if self._worth_it(sequence, match, route, cheapest) and self._joins_at(sequence, match, full, now):
                 return True
         return False
+
+    def _joins_at(self, sequence: ScheduledSequence, match: PrefixMatch, full: set[str], now: int) -> bool:
+        """Place a sequence on the path of a cached prefix, if that has its stages and room."""
+        router = self._state.router
+        if any(hop.device in full for hop in match.path) or not router.allows(sequence.chain, match.path):
+            return False
+        route = router.along(sequence.chain, match.path)
+        if not self._fits(sequence, route, now, match):
+            return False
+        self._seating.seat(sequence, route, now, match)
+        self._residency.record_use(sequence, now)
+        return True
 
     def _matches(self, sequence: ScheduledSequence, path: Path) -> list[PrefixMatch]:
         """Return the cached prefixes of a sequence, those with the most pages first.
@@ -291,14 +297,9 @@ class Admission:
             self._idle.load(sequence.chain, route, now)
             # While these load, it may run on a path with all stages loaded.
             other = router.route(
-                sequence.chain,
-                self._state.devices.loads,
-                True,
-                sequence.tokens,
-                sequence.longest,
-                partial(self._trace_choice, now),
-                self._within(sequence),
-            )
+                sequence.chain, self._state.devices.loads, True, sequence.tokens, sequence.longest,
+                partial(self._trace_choice, now), self._within(sequence),
+            )  # fmt: skip
             if other is None or router.lacking(other) or not full.isdisjoint(other.devices):
                 return False
             if router.holds(other) < min(sequence.longest, router.holds(route)):

@@ -239,7 +239,9 @@ class SequenceLifecycle:
         if sequence.seq in state.running:
             if reason in ("stop", "length"):
                 self.show(sequence)
-                if state.router.admits(sequence.chain, sequence.path, "prompts"):
+                # Elsewhere later prompts run only where little of them is left.
+                local = state.config.decode.local_prefill > 0
+                if local or state.router.admits(sequence.chain, sequence.path, "prompts"):
                     self.prefix_cache.add_sequence(sequence, now)
             self._unseat(sequence, now)
         else:

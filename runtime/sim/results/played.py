@@ -13,7 +13,7 @@ from runtime.sim.run.node import Cost
 COUNTED = (
     "preemptions", "evictions", "resumed_tokens", "swapped_tokens", "speculations", "speculation_hits",
     "speculation_misses", "speculations_ended", "moves", "moves_aborted", "copied", "recomputed", "moved_bytes",
-    "handoffs", "handoff_transfers", "role_changes",
+    "handoffs", "handoff_transfers", "local_prefills", "role_changes",
 )  # fmt: skip
 
 

@@ -53,3 +53,15 @@ def test_roles_follow_the_load_where_that_is_asked_for() -> None:
     ):
         with pytest.raises(InputError, match=why):
             options(**given).cluster()  # type: ignore[arg-type]
+
+
+def test_short_remainders_run_where_they_decode_where_that_is_asked_for() -> None:
+    assert options("prefill,decode").cluster().decode.local_prefill == 0
+    assert options("prefill,decode", local_prefill=64).cluster().decode.local_prefill == 64
+    for given, why in (
+        ({"roles": None, "local_prefill": 64}, "--local-prefill has no effect without roles: give --roles"),
+        ({"roles": "prefill,decode", "local_prefill": 64, "prefix_caching": "off"}, "leave out --prefix-caching off"),
+        ({"roles": "prefill,decode", "local_prefill": -1}, "local_prefill is at least 0"),
+    ):
+        with pytest.raises(InputError, match=why):
+            options(**given).cluster()  # type: ignore[arg-type]

@@ -196,7 +196,7 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     rng.shuffle(names)
     order = config.order if config.order.plan == "fcfs" else OrderConfig()
     roles = tuple((f"d{at}", name) for at, name in enumerate(names))
-    decode = DecodeConfig(grain=rng.choice(("request", "chunk")))
+    decode = DecodeConfig(grain=rng.choice(("request", "chunk")), local_prefill=rng.choice((0, 4, 30)))
     return replace(config, roles=roles, order=order, dispatch="placed", speculation=SpeculationConfig(), decode=decode)
 
 

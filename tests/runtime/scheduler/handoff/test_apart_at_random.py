@@ -36,4 +36,5 @@ def test_schedules_with_roles_do_have_all_of_it() -> None:
         seen["swapped in"] += counters.swapped_in
         seen["deaths"] += len(cluster.trace.named("fault"))
         seen["balanced"] += counters.moves - counters.handoffs
-    assert min(seen.values()) > 0 and len(seen) == 7, seen
+        seen["remainders"] += counters.local_prefills
+    assert min(seen.values()) > 0 and len(seen) == 8, seen

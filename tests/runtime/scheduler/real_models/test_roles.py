@@ -77,3 +77,35 @@ def test_answers_are_those_of_one_device(
     assert (counters.handoffs, counters.handoffs_aborted) == (len(alone), 0)
     assert (counters.handoff_transfers > len(alone)) == (grain == "chunk")
     assert counters.recomputed == 0 and not cluster.trace.named("handoff.none")
+
+
+def chat(cluster: VirtualCluster) -> dict[str, list[tuple[int, ...]]]:
+    """Hold a chat of three turns with each model; return the answers."""
+    answers: dict[str, list[tuple[int, ...]]] = {model: [] for model in MODELS}
+    said = {model: prompts(len(model), LENGTHS)[0] for model in MODELS}
+    for turn in range(3):
+        for model in MODELS:
+            one = SequenceRequest(f"{model}-{turn}", f"r-{model}-{turn}", model, said[model], GREEDY)
+            cluster.ask(one, at=cluster.now)
+        cluster.run()
+        for model in MODELS:
+            answers[model].append(tuple(cluster.told[f"{model}-{turn}"].tokens))
+            said[model] = (*said[model], *answers[model][-1], 5 + turn, 7)
+    cluster.expect_empty()
+    return answers
+
+
+@pytest.mark.parametrize("placement", ["auto", "partition"])
+def test_next_turns_run_where_they_decode_with_the_answers_of_one_device(
+    family: Bench,  # noqa: F811
+    placement: Placement,
+) -> None:
+    """UN-18: of three turns only the first is handed off."""
+    alone = chat(cluster_of(family, 1, pages=4000))
+    roles: tuple[tuple[str, RoleName], ...] = (("d0", "prefill"), ("d1", "decode"), ("d2", "decode"))
+    decode = DecodeConfig(local_prefill=16)
+    config = ClusterConfig(devices=3, placement=placement, roles=roles, prefix_caching="cached", decode=decode)
+    cluster = cluster_of(family, 3, pages=4000, config=config)
+    assert chat(cluster) == alone
+    counters = cluster.scheduler.state().counters
+    assert (counters.handoffs, counters.local_prefills) == (len(MODELS), 2 * len(MODELS))
