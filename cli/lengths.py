@@ -56,7 +56,6 @@ def lengths(
     A fifth of the answers score: accuracy beside that of always naming the most frequent bucket.
     """
     from cli.shared.progress import counting, hush
-    from surgery.models.remove import remove
     from surgery.tensors.pool import stored_tensor
     from surrogates.lengths.buckets import edges_of
     from surrogates.lengths.storing import ENDING, embedding_of, put_predictor
@@ -71,8 +70,7 @@ def lengths(
     with Zoo(store, database, create=False) as zoo:
         manifest = zoo.model(target).manifest
         name = check_name(manifest.name + ENDING)
-        taken = any(entry.name == name for entry in zoo.entries())
-        if taken and not replace:
+        if not replace and any(entry.name == name for entry in zoo.entries()):
             raise NameTaken(f"{name} is there: --replace trains it anew")
         embedding = stored_tensor(zoo.store, embedding_of(manifest).digest)
         asked = _asked(prompts, text, number, seed)
@@ -90,9 +88,7 @@ def lengths(
             "seed": seed,
             "corpus": _corpus(examples),
         }
-        if taken:
-            remove(zoo.store, name)
-        put_predictor(zoo.store, name, manifest, trained, document)
+        put_predictor(zoo.store, name, manifest, trained, document, replace)
     if as_json:
         print_json(document)
         return

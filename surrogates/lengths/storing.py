@@ -20,7 +20,7 @@ from surgery.tensors.store import keep_tensors
 from surrogates.lengths.classifier import LengthClassifier, padded, trained_weights
 from surrogates.lengths.training import TrainedLengths
 from zoo.catalog.names import check_name
-from zoo.errors import InputError, MalformedCheckpoint, NotFound
+from zoo.errors import InputError, MalformedCheckpoint, NameTaken, NotFound
 from zoo.manifest import ModelManifest, SideFile, TensorMeta, WeightFile
 from zoo.objects.headers import make_header
 from zoo.store import Store
@@ -45,9 +45,20 @@ def embedding_of(manifest: ModelManifest) -> TensorMeta:
 
 
 def put_predictor(
-    store: Store, name: str, target: ModelManifest, trained: TrainedLengths, document: Mapping[str, Any]
+    store: Store,
+    name: str,
+    target: ModelManifest,
+    trained: TrainedLengths,
+    document: Mapping[str, Any],
+    replace: bool = False,
 ) -> None:
-    """Store a predictor, durably. Raises NameTaken, StoreFull, StoreError, InputError for a name that is none."""
+    """Store a predictor, durably.
+
+    Args:
+        replace: Remove an older predictor of that name in the same transaction: a failure leaves the older one.
+
+    Raises NameTaken, NotFound, StoreFull, StoreError, InputError for a name that is none or a target that has changed.
+    """
     check_name(name)
     with store.ingesting():
         kept = keep_tensors(store, trained_weights(trained.module))
@@ -67,6 +78,11 @@ def put_predictor(
             tensors=tuple({meta.digest: meta for meta in kept.values()}.values()),
         )
         with store.catalog.writing() as writer:
+            if writer.model(target.name).fingerprint != target.fingerprint:
+                raise InputError(f"{target.name} was replaced meanwhile: run `zoo lengths` again")
+            if replace and name in writer.names():
+                _require_predictor(writer.model(name))
+                writer.remove_model(name)
             writer.put_model(manifest)
 
 
@@ -131,6 +147,11 @@ def stored_predictor(store: Store, target: ModelManifest) -> LengthPredictor:
     except (KeyError, RuntimeError) as error:
         raise MalformedCheckpoint(f"{name} is no length predictor of this version: {error}") from None
     return LengthPredictor(name, target.name, edges, module.eval())
+
+
+def _require_predictor(manifest: ModelManifest) -> None:
+    if manifest.kind != "lengths":
+        raise NameTaken(f"{manifest.name} is another model: remove it first")
 
 
 def _blob(store: Store, manifest: ModelManifest) -> bytes:
