@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated.tetri_chats import chatted, turns
 from benchmarks.simulated.tetri_decode import KNOWLEDGE, LONG, DecodeRun, decoded
 from benchmarks.simulated.tetri_flips import SETTINGS, shifted
 from benchmarks.simulated.tetri_workloads import WorkloadRun, beside, mean_beside
@@ -60,3 +61,12 @@ def test_emulated_links_take_the_papers_times() -> None:
     assert nbytes == 419_430_400
     times = [LINKS[name].busy_ns(nbytes) / 1e6 for name in ("ts-roce", "ts-nvlink")]
     assert times == [pytest.approx(16.8, abs=0.03), pytest.approx(1.40, abs=0.003)]
+
+
+def test_next_turns_of_chats_come_sooner_where_they_run_locally() -> None:
+    """UN-18: each turn is handed off or runs locally; with fewer bytes sent, first tokens come sooner."""
+    demand = turns(40, 0.5, 0)
+    apart, local = chatted(0, demand), chatted(256, demand)
+    assert apart.local == 0 and apart.handoffs == local.handoffs + local.local
+    assert local.local > local.handoffs and local.moved < apart.moved / 2
+    assert local.first < apart.first and local.gap_worst < 1.2 * apart.gap_worst
