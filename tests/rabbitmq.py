@@ -25,6 +25,8 @@ _BINARIES = Path("/usr/lib/rabbitmq/bin")
 #: Milliseconds for which a consumer may hold a message.
 CONSUMER_TIMEOUT_MS = 2000
 _START_SECONDS = 90.0
+#: Seconds; RabbitMQ 3.10 forgets a quorum queue if it is killed within some seconds of the queue's declaration.
+SETTLED = 6.0
 
 
 def find_server() -> Path | None:
@@ -68,6 +70,12 @@ class Broker:
     def purge(self) -> None:
         """Empty the queues of servers."""
         asyncio.run(_purge(self.url))
+
+    def unacknowledged(self, queue: str) -> int:
+        """Return the messages of a queue, those included that servers hold."""
+        command = [str(_BINARIES / "rabbitmqctl"), "--quiet", "list_queues", "name", "messages", "--no-table-headers"]
+        found = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True, cwd=self.root)
+        return int(dict(line.split() for line in found.stdout.splitlines())[queue])
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -27,8 +27,6 @@ from tests.runtime.queueing.test_requests import GIVEN_UP, NOW, made
 from zoo.errors import StoreError
 
 _names = itertools.count()
-#: RabbitMQ 3.10 forgets a quorum queue if it is killed within some seconds of the queue's declaration.
-_SETTLED = 6.0
 DONE = StoredAnswer(200, b"{}")
 
 
@@ -261,7 +259,7 @@ def test_a_broker_that_was_killed_comes_back_with_what_it_had(rabbit: rabbitmq.B
         async with brokered() as server:
             await server.intake.put([made(1), made(2), made(3)])
             assert await server.claim(1) == ["cmpl-1"]
-            await asyncio.sleep(_SETTLED)
+            await asyncio.sleep(rabbitmq.SETTLED)
             rabbit.kill()
             try:
                 server.intake._linked.clear()

@@ -2,7 +2,8 @@
 
 Its tokens depend on `--salt`, so that two lives of a server with different salts produce different tokens: then only
 what the first life has written can explain that an answer goes on as it began. `--die POINT` kills it at a point of a
-request's way, the `--at`th time that it comes by:
+request's way, the `--at`th time that it comes by; with `--victim GROUP` it kills that group of processes instead, and
+goes on:
 
     accept    the request is about to be stored        stored     it is stored, and not started
     fetch     it was claimed after a restart           journal    in the transaction that writes its events
@@ -111,14 +112,16 @@ POINTS: dict[str, tuple[Callable[[Any, str, Callable[[], None]], None], Any, str
 }
 
 
-def arm(point: str, at: int) -> None:
-    """Kill this process when it comes by a point for the `at`th time."""
+def arm(point: str, at: int, victim: int | None) -> None:
+    """Kill this process, or a group of other ones, when it comes by a point for the `at`th time."""
     passed = 0
 
     def pass_by() -> None:
         nonlocal passed
         passed += 1
-        if passed == at:
+        if passed == at and victim is not None:
+            os.killpg(victim, signal.SIGKILL)
+        elif passed == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     patch, owner, name = POINTS[point]
@@ -155,6 +158,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--pace", type=float, default=0.005)
     parser.add_argument("--die", choices=tuple(POINTS))
     parser.add_argument("--at", type=int, default=1)
+    parser.add_argument("--victim", type=int)
     parser.add_argument("--unjournalled", action="store_true")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--crowded", action="store_true")
@@ -162,7 +166,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--lease", type=float, default=10.0)
     given = parser.parse_args(arguments)
     if given.die is not None:
-        arm(given.die, given.at)
+        arm(given.die, given.at, given.victim)
     if given.unjournalled:
         forget_events()
     specs = [replace(BASE, blocks=("shared", f"own-base{given.salt}"))]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.queueing.broker import INTERACTIVE
+from tests import rabbitmq
 from tests.runtime.server.durable.test_brokered import broker
 from tests.runtime.server.durable.test_kills import (
     Client,
@@ -86,3 +90,31 @@ def test_a_death_while_models_or_sequences_change_places_is_made_good(
     for client, part in zip(clients, seen, strict=True):
         assert_continued(client, part)
     assert [state for state, _ in states(tmp_path)] == ["done"] * len(clients)
+
+
+@pytest.mark.parametrize(("point", "at"), [("offered", 1), ("claiming", 1), ("send", 3), ("finalise", 1), ("ack", 1)])
+def test_a_death_of_the_broker_at_any_point_is_made_good(
+    lives: Any, rabbit: rabbitmq.Broker, broker: tuple[str, str], tmp_path: Path, point: str, at: int
+) -> None:
+    with lives(*broker):  # the queues are there
+        time.sleep(rabbitmq.SETTLED)
+    assert rabbit.process is not None
+    first, client = rabbit.process, Client("key")
+    options = ("--pace", "0.05", "--die", point, "--at", str(at), "--victim", str(first.pid))
+    with lives(*options, *broker) as child:
+        reader = threading.Thread(target=client.read, args=(child,))
+        reader.start()
+        try:
+            first.wait(60)
+        finally:
+            rabbit.kill()
+            rabbit.start()
+        reader.join(60)
+        assert client.statuses == [200], "the server lives: the client need not come back"
+        assert_continued(client, [])
+        assert_nothing_is_left(child)
+        assert data_of(whole(child, "key")) == [data for _, data in client.events]
+        assert states(tmp_path) == [("done", 1)]
+        # What came again is acknowledged at last; it runs no second time.
+        assert eventually(lambda: rabbit.unacknowledged(INTERACTIVE) == 0, 30)
+    assert states(tmp_path) == [("done", 1)]
