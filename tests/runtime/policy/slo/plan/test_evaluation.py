@@ -1,7 +1,11 @@
-"""The exact evaluator (QL-18) beside a slow one, written without its tables and with `policy.residency`'s own rule."""
+"""The exact evaluator (QL-18) beside a slow one, written without its tables and with `policy.residency`'s own rule.
+
+The times of the scenarios are the drawn ones of `scenarios`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,24 +13,51 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.policy.residency.eviction import ResidentStage, StageWeights, footprint_of, stages_to_unload
-from runtime.policy.slo.plan.evaluation import evaluate
+from runtime.policy.slo.plan.evaluation import Evaluator, evaluate
 from runtime.policy.slo.plan.problem import SAME_SPEED, Orders, PlanQueue, PlanScore, Problem, QueueRates, Spread
+from runtime.policy.slo.plan.scenarios import SCORE, shuffled_scores
 from tests.runtime.policy.slo.plan.problems import MIB, SECOND, group, problem
 
 
 def _slow_score(made: Problem, orders: Orders) -> PlanScore:
-    """Return the score of a problem without variances."""
+    """Return the score of a problem: an order's in each scenario by itself, then what is late in too many of them."""
     priorities = sorted({each.priority for each in made.groups})
     late, lateness, completion = [0] * len(priorities), [0] * len(priorities), 0
+    count, scenarios = made.scenarios, _scenarios(made)
     for queue, some in enumerate(orders):
-        for i, end, judged in _ends(made, queue, list(some)):
+        by_scenario = [_ends(each, queue, list(some)) for each in scenarios]
+        for place, i in enumerate(some):
             each = made.groups[i]
-            at, over = priorities.index(each.priority), max(judged - each.due, 0)
-            if not _late_alone(made, i):
-                late[at] += each.members if over else 0
-                lateness[at] += each.members * over
-            completion += each.members * end
+            over = [max(ends[place][2] - each.due, 0) for ends in by_scenario]
+            at = priorities.index(each.priority)
+            if not _late_alone(made, scenarios, i):
+                late[at] += each.members if _too_often(made, over) else 0
+                lateness[at] += each.members * (sum(over) // count)
+            completion += each.members * (sum(ends[place][1] for ends in by_scenario) // count)
     return PlanScore(tuple(zip(late, lateness, strict=True)), completion)
+
+
+def _too_often(made: Problem, over: Sequence[int]) -> bool:
+    """Return whether a group is late in a larger share of the scenarios than it may be (equation 12)."""
+    return sum(each > 0 for each in over) / made.scenarios > 1 - made.alpha + 1e-12
+
+
+def _scenarios(made: Problem) -> list[Problem]:
+    """Return a problem without variances for each scenario: the rows of scores are of drains, executions, queues."""
+    size, found = len(made.groups), []
+    scores = shuffled_scores(2 * size + len(made.queues), made.scenarios, made.seed).tolist()
+
+    def exact(spread: Spread, row: int, scenario: int) -> Spread:
+        return Spread(max(spread.mean + spread.sigma * scores[row][scenario] // SCORE, spread.mean // 8))
+
+    for s in range(made.scenarios):
+        groups = tuple(
+            replace(each, drain=exact(each.drain, i, s), execution=exact(each.execution, size + i, s))
+            for i, each in enumerate(made.groups)
+        )
+        queues = tuple(replace(each, busy=exact(each.busy, 2 * size + q, s)) for q, each in enumerate(made.queues))
+        found.append(replace(made, groups=groups, queues=queues))
+    return found
 
 
 def _ends(made: Problem, queue: int, some: list[int]) -> list[tuple[int, int, int]]:
@@ -73,10 +104,12 @@ def _load(made: Problem, queue: int, some: list[int], place: int, resident: dict
     return time
 
 
-def _late_alone(made: Problem, i: int) -> bool:
+def _late_alone(made: Problem, scenarios: Sequence[Problem], i: int) -> bool:
     each = made.groups[i]
     able = [queue for queue in range(len(made.queues)) if made.runs(queue, each.chain)]
-    return all(_ends(made, queue, [i])[0][2] > each.due for queue in able)
+    return all(
+        _too_often(made, [_ends(scenario, queue, [i])[0][2] - each.due for scenario in scenarios]) for queue in able
+    )
 
 
 @st.composite
@@ -87,11 +120,13 @@ def _problems(draw: st.DrawFn) -> tuple[Problem, Orders]:
     some = st.frozensets(numbers(0, blocks - 1), min_size=1, max_size=3)
     chains = draw(st.lists(some, min_size=models, max_size=models))
     room = max(sum(sizes[b] for b in chain) for chain in chains) + draw(numbers(0, 12))
+    sigmas = st.one_of(st.just(0), numbers(0, 4 * SECOND))
     groups = [
         replace(
-            group(number, draw(numbers(0, models - 1)), draw(numbers(-5, 60)) * SECOND, draw(numbers(1, 9)) * SECOND),
+            group(number, draw(numbers(0, models - 1)), draw(numbers(-5, 60)) * SECOND),
+            drain=Spread(draw(numbers(1, 9)) * SECOND, draw(sigmas)),
             members=draw(numbers(1, 5)),
-            execution=Spread(draw(numbers(0, 3 * SECOND))),
+            execution=Spread(draw(numbers(0, 3 * SECOND)), draw(sigmas)),
             priority=draw(numbers(0, 1)),
             waits_only=draw(st.booleans()),
         )
@@ -103,7 +138,7 @@ def _problems(draw: st.DrawFn) -> tuple[Problem, Orders]:
             "q",
             room * MIB,
             loaded,
-            Spread(draw(numbers(0, 5)) * SECOND),
+            Spread(draw(numbers(0, 5)) * SECOND, draw(sigmas)),
             draw(st.one_of(st.just(()), st.tuples(*[ends] * len(loaded)))),
             draw(st.booleans()),
         )
@@ -127,7 +162,9 @@ def _problems(draw: st.DrawFn) -> tuple[Problem, Orders]:
         chains=tuple(tuple(sorted(chain)) for chain in chains),
         sizes=tuple(size * MIB for size in sizes),
         rates=tuple(rates),
-        scenarios=draw(st.sampled_from([1, 4])),
+        scenarios=draw(st.sampled_from([1, 4, 7, 10])),
+        alpha=draw(st.sampled_from([0.95, 0.9, 0.7, 0.5])),
+        seed=draw(numbers(0, 9)),
     )
     order = draw(st.permutations(range(len(groups))))
     cut = draw(numbers(0, len(groups))) if queues == 2 else len(groups)
@@ -139,6 +176,17 @@ def _problems(draw: st.DrawFn) -> tuple[Problem, Orders]:
 def test_score_is_that_of_a_slow_evaluator(case: tuple[Problem, Orders]) -> None:
     made, orders = case
     assert evaluate(made, orders) == _slow_score(made, orders)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_group_is_late_alone_by_its_share_of_scenarios(seed: int) -> None:
+    """Whatever its deadline: each scenario has times of its own."""
+    for due in range(SECOND // 4, 3 * SECOND, SECOND // 16):
+        unsure = group(0, due=due, drain=Spread(SECOND, SECOND // 2), execution=Spread(SECOND // 2, SECOND // 2))
+        made = problem([unsure], alpha=0.7, scenarios=10, seed=seed)
+        late = _late_alone(made, _scenarios(made), 0)
+        assert Evaluator(made).hopeless == (unsure.members if late else 0)
+        assert evaluate(made, ((0,),)) == _slow_score(made, ((0,),))
 
 
 def test_neighbours_of_one_model_load_it_once() -> None:
