@@ -104,6 +104,11 @@ class AgentCounters:
     )
     local_prefill_tokens: int = _shown("blockzoo:local_prefill_tokens", "Tokens of these rests.")
     predicted: int = _shown("blockzoo:lengths_predicted", "Answers of which the length was predicted.")
+    unpredicted: int = _shown(
+        "blockzoo:lengths_not_predicted",
+        "Answers that came without a prediction: no predictor, a given length, a failure.",
+    )
+    prediction_ns: int = _shown("blockzoo:length_prediction_seconds", "Time that these predictions took.", per=1e9)
     role_changes: int = _shown("blockzoo:role_changes", "Changes of roles of devices, by hand and by the scheduler.")
     # K and V of sequences that gave way, in host memory (QL-10).
     swapped_out: int = _shown("blockzoo:swapped_out", "Sequences that gave way, with K and V kept in host memory.")

@@ -230,7 +230,8 @@ class ClusterDriver(BaseDriver):
         return self._remote_agents.device if isinstance(self._remote_agents, InlineAgent) else "cluster"
 
     def state(self) -> AgentState:
-        return self.view.state()
+        state, lengths = self.view.state(), self._lengths
+        return state if lengths is None else replace(state, counters=lengths.counted(state.counters))
 
     def snapshot(self) -> Mapping[str, Any]:
         """Return devices, instances, chains and migrations (`scheduler.observe.snapshot`)."""

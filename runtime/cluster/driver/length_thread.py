@@ -13,8 +13,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
+from runtime.control.counters import AgentCounters
 from runtime.control.scheduler_io import AddRequests, LengthPredicted
 from runtime.policy.lengths.forecast import LengthForecast
 from runtime.types import SequenceRequest
@@ -42,7 +44,8 @@ class LengthThread:
     """Predicts for one driver. Methods may be called from any thread.
 
     Attributes:
-        predicted, seconds: Forecasts so far, and the time that they took.
+        predicted, left_out: Requests with a forecast so far, and without one.
+        seconds: Time that predictions took.
     """
 
     def __init__(self, predict: Predict, loop: _Scheduling, mode: LengthMode) -> None:
@@ -51,7 +54,7 @@ class LengthThread:
         self._lock = threading.Lock()
         self._held: set[str] = set()
         self._aborted: set[str] = set()
-        self.predicted, self.seconds = 0, 0.0
+        self.predicted, self.left_out, self.seconds = 0, 0, 0.0
         self._thread = threading.Thread(target=self._run, name="zoo-lengths", daemon=True)
 
     def start(self) -> None:
@@ -70,6 +73,10 @@ class LengthThread:
                 self._held.update(one.seq for one in requests)
         self._asked.put(tuple(requests))
 
+    def counted(self, counters: AgentCounters) -> AgentCounters:
+        """Return counters with what this thread has counted."""
+        return replace(counters, unpredicted=self.left_out, prediction_ns=round(self.seconds * 1e9))
+
     def abort(self, seqs: Iterable[str]) -> None:
         """End sequences; those that are held end once the scheduler has them."""
         given = tuple(seqs)
@@ -86,7 +93,8 @@ class LengthThread:
                 _log.exception("lengths of %d answers could not be predicted", len(some))
                 forecasts = [None] * len(some)
             self.seconds += time.perf_counter() - begun
-            self.predicted += sum(each is not None for each in forecasts)
+            made = sum(each is not None for each in forecasts)
+            self.predicted, self.left_out = self.predicted + made, self.left_out + len(some) - made
             self._pass_on(some, forecasts)
 
     def _await_requests(self) -> tuple[SequenceRequest, ...] | None:
