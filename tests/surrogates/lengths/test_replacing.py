@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from surgery.models.load import load_model
-from surrogates.lengths.buckets import edges_of
-from surrogates.lengths.classifier import LengthClassifier
-from surrogates.lengths.storing import ENDING, put_predictor, stored_predictor
-from surrogates.lengths.training import TrainedLengths
+from surrogates.lengths.storing import ENDING, stored_predictor
 from tests.checkpoints import make
+from tests.surrogates.lengths import predictors
 from zoo.api import Zoo
 from zoo.catalog.writer import Writer
 from zoo.errors import InputError, NameTaken, StoreFull
@@ -33,13 +28,7 @@ def zoo(tmp_path: Path) -> Zoo:
 
 def put(zoo: Zoo, seed: int, replacing: bool, target: ModelManifest | None = None) -> list[float]:
     """Store an untrained predictor; return what it forecasts."""
-    model = zoo.model("org/m").manifest
-    torch.manual_seed(seed)
-    module = LengthClassifier(load_model(zoo.store, model).get_input_embeddings().weight.detach(), 3).eval()
-    document: dict[str, Any] = {
-        "fingerprint": model.fingerprint, "edges": list(edges_of(10, 20)), "spread": module.spread, "seed": seed,
-    }  # fmt: skip
-    put_predictor(zoo.store, NAME, target or model, TrainedLengths(module, {}, 0, 0), document, replacing)
+    predictors.put(zoo, "org/m", (0, 10, 20), seed, replacing, target)
     return forecast(zoo)
 
 
