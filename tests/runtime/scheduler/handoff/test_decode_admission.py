@@ -116,25 +116,34 @@ def _ending_after(tokens: int) -> tuple[int, ...]:
     return (told[tokens - 1],)
 
 
-def test_a_forecast_takes_the_place_of_what_is_learned() -> None:
-    """With forecasts of a few tokens many run at once, with long ones few; both end with the same tokens."""
-    most = {}
-    for name, mass in (("short", (1.0, 0.0)), ("long", (0.0, 1.0))):
-        cluster = Apart("prefill", "decode", pages=90, settings={"decode": DecodeConfig(admission="peak")})
-        for at in range(16):
-            cluster.ask(request(f"s{at}", range(5), "m", max_tokens=20))
+def most_beside(max_tokens: int, mass: tuple[float, float] | None) -> int:
+    """Return the most of sixteen sequences that decode at once, with a forecast or of known lengths."""
+    cluster = Apart("prefill", "decode", pages=90, settings={"decode": DecodeConfig(admission="peak")})
+    for at in range(16):
+        cluster.ask(request(f"s{at}", range(5), "m", max_tokens=max_tokens, ignore_eos=mass is None))
+        if mass is not None:
             forecast = LengthPredicted(f"s{at}", LengthForecast((0, 18), mass))
             cluster.at(cluster.now, partial(cluster.tell, forecast))
-        seen = 0
-        while cluster.scheduler.busy or not cluster.now:
-            cluster.run_one()
-            device = cluster.scheduler.devices.get("d1")
-            seen = max(seen, device.passing.count if device else 0)
-        cluster.run()
-        cluster.expect()
-        most[name] = seen
-        assert {event.seq for event in cluster.trace.named("length.predicted")} == {f"s{at}" for at in range(16)}
-    assert most["short"] > most["long"]
+    seen = 0
+    while cluster.scheduler.busy or not cluster.now:
+        cluster.run_one()
+        device = cluster.scheduler.devices.get("d1")
+        seen = max(seen, device.passing.count if device else 0)
+    cluster.run()
+    cluster.expect()
+    expected = set() if mass is None else {f"s{at}" for at in range(16)}
+    assert {event.seq for event in cluster.trace.named("length.predicted")} == expected
+    return seen
+
+
+def test_a_forecast_takes_the_place_of_what_is_learned() -> None:
+    """With forecasts of a few tokens many run at once, with long ones few; both end with the same tokens."""
+    assert most_beside(20, (1.0, 0.0)) > most_beside(20, (0.0, 1.0))
+
+
+def test_a_request_s_own_limit_caps_its_forecast() -> None:
+    """A forecast of 18 tokens and more lets as many run as known lengths of 4 where requests allow 4 tokens."""
+    assert most_beside(4, (0.0, 1.0)) >= most_beside(4, None) > most_beside(20, (0.0, 1.0))
 
 
 # -- where it decodes --------------------------------------------------------------------------------------------------
