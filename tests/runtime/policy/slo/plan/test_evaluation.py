@@ -182,7 +182,9 @@ def test_score_is_that_of_a_slow_evaluator(case: tuple[Problem, Orders]) -> None
 def test_group_is_late_alone_by_its_share_of_scenarios(seed: int) -> None:
     """Whatever its deadline: each scenario has times of its own."""
     for due in range(SECOND // 4, 3 * SECOND, SECOND // 16):
-        unsure = group(0, due=due, drain=Spread(SECOND, SECOND // 2), execution=Spread(SECOND // 2, SECOND // 2))
+        unsure = replace(
+            group(0, due=due, execution=Spread(SECOND // 2, SECOND // 2)), drain=Spread(SECOND, SECOND // 2)
+        )
         made = problem([unsure], alpha=0.7, scenarios=10, seed=seed)
         late = _late_alone(made, _scenarios(made), 0)
         assert Evaluator(made).hopeless == (unsure.members if late else 0)
