@@ -2,11 +2,13 @@
 
     python -m benchmarks.queue.kills STORE MODEL [--seeds 5] [--first-seed 0] [--kills 6] [--requests 8] [--lines 500]
                                      [--output FILE] [--serve=--agents=2]
+                                     [--phase PHASE [--process server|agent]]
 
 For each seed, requests (greedy and sampled, one or two choices, streamed) come in over the lives of the server, each of
 which is killed with SIGKILL; the last one ends them all. With `--lines` a batch of so many lines runs beside them, and
 the kills are spread over its run: each comes once a random number of lines of its share have ended. Without, a kill
-comes a random time after the first new token of its life.
+comes a random time after the first new token of its life. With `--phase` each comes in that phase of a request's way
+(`benchmarks.queue.phases`), and takes the server, or an agent of it with `--process agent`; `kills` are those that did.
 
 Counted are requests without an end (lost), event ids that came twice (doubled), choices whose tokens differ from the
 unkilled server's (altered), lines of the batch's output file that do (times aside), the tokens that engines computed
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.queue.keyed_batch import KeyedBatch, altered_lines, batch_lines
+from benchmarks.queue.phases import PHASES, PhaseLives
 from benchmarks.queue.servers import KeyedStream, KillableServer, serving
 from benchmarks.reports import deliver
 
@@ -197,7 +200,7 @@ def _followed(streams: Sequence[KeyedStream], server: KillableServer) -> list[th
     return threads
 
 
-def compare(lives: Lives, expected: Reference, totals: Totals) -> None:
+def compare(lives: Lives | PhaseLives, expected: Reference, totals: Totals) -> None:
     """Count what clients lost, got twice, and got otherwise than from the unkilled server."""
     for stream, reference in zip(lives.streams, expected.tokens, strict=True):
         totals.requests += 1
@@ -244,9 +247,13 @@ def main() -> None:
         "--span", type=float, default=1.0, help="seconds from a life's first new token to its kill at most"
     )
     parser.add_argument("--serve", action="append", default=[], help="options of zoo serve: --serve=--agents=2")
+    parser.add_argument("--phase", choices=tuple(PHASES), help="kill in this phase of a request's way; without a batch")
+    parser.add_argument("--process", choices=("server", "agent"), default="server", help="what is killed in the phase")
     parser.add_argument("--queue", help="a PostgreSQL database; default: a folder")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    if arguments.phase and arguments.lines:
+        parser.error("--phase is for streams: leave --lines out")
     totals = Totals()
     given = {
         seed: bodies(
@@ -265,11 +272,22 @@ def main() -> None:
         with serving(arguments.store, arguments.model, [*arguments.serve, *beside]) as server:
             expected = {seed: unkilled(server, requests, batch_of(seed), totals) for seed, requests in given.items()}
         queue = arguments.queue or str(Path(folder) / "queue")
+        options = [*arguments.serve, "--queue", queue]
         for seed, requests in given.items():
-            lives = Lives(seed, requests, batch_of(seed), arguments, [*arguments.serve, "--queue", queue], totals)
+            if arguments.phase:
+                phased = PhaseLives(seed, requests, arguments.phase, arguments.process, arguments.kills)
+                phased.run(arguments.store, arguments.model, options)
+                totals.kills += phased.reached
+                compare(phased, expected[seed], totals)
+                continue
+            lives = Lives(seed, requests, batch_of(seed), arguments, options, totals)
             lives.run()
             compare(lives, expected[seed], totals)
-    deliver({"model": arguments.model, "serve": arguments.serve, **totals.report()}, arguments.output)
+    found = totals.report()
+    if arguments.phase:
+        kept = ("kills", "requests", "choices", "lost", "doubled", "altered", "errors")
+        found = {"phase": arguments.phase, "process": arguments.process, **{name: found[name] for name in kept}}
+    deliver({"model": arguments.model, "serve": arguments.serve, **found}, arguments.output)
 
 
 if __name__ == "__main__":

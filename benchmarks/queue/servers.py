@@ -42,9 +42,11 @@ class KillableServer:
 
 
 @contextmanager
-def serving(store: str, model: str, options: Sequence[str]) -> Iterator[KillableServer]:
-    """Serve a model of a store until the block ends."""
-    command = [sys.executable, "-c", _MAIN, "serve", "--store", store, "--port", "0", *options, model]
+def serving(
+    store: str, model: str, options: Sequence[str], program: Sequence[str] = ("-c", _MAIN)
+) -> Iterator[KillableServer]:
+    """Serve a model of a store until the block ends. `program`: what Python runs as `zoo`."""
+    command = [sys.executable, *program, "serve", "--store", store, "--port", "0", *options, model]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         line = process.stdout.readline() if process.stdout else ""
