@@ -47,7 +47,7 @@ class Admission:
         self, state: ClusterState, seating: SequenceLifecycle, adaptive: VariantChooser, residency: Residency,
         moves: Moves, order: Bounding | None = None,
     ) -> None:  # fmt: skip
-        self._state = state
+        self._state, self._moves = state, moves
         self._residency = residency
         self._seating = seating
         self._adaptive = adaptive
@@ -357,7 +357,8 @@ class Admission:
         The watermark stays free on devices that run sequences.
         """
         devices, config = self._state.devices, self._state.config
-        if any(devices[name].passing.expected >= config.max_num_seqs for name in route.devices):
+        coming = self._moves.handed_to() if len(self._moves) else {}
+        if any(devices[name].passing.expected + coming.get(name, 0) >= config.max_num_seqs for name in route.devices):
             return False
         if self._residency.holds_back(sequence, route.devices) or self._reserve.lacking_where_it_decodes(
             sequence, route

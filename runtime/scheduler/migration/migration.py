@@ -168,6 +168,14 @@ class Moves:
                 held[target] = held.get(target, 0) + pages
         return held
 
+    def handed_to(self) -> Mapping[str, int]:
+        """Return how many sequences hand-offs under way bring to each device."""
+        coming: Counter[str] = Counter()
+        for move in self._moves.values():
+            if move.purpose == "handoff":
+                coming.update({part.target for part in move.parts} - move.sequence.place.devices)
+        return coming
+
     def bound_for(self, device: str, blocks: Collection[str]) -> bool:
         """Return whether a migration of any of these blocks to a device is under way."""
         there = ((move, part) for move in self._moves.values() for part in move.parts if part.target == device)

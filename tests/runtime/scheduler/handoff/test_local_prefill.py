@@ -169,6 +169,38 @@ def test_where_all_places_are_taken_it_is_handed_off() -> None:
     assert not ran_locally(cluster) and cluster.scheduler.state().counters.handoffs == 3
 
 
+def test_places_of_hand_offs_under_way_are_taken() -> None:
+    """One place: another prompt's K and V are on their way there when the next turn comes."""
+    cluster = chatting(*PAIR, settings={"max_num_seqs": 1}, page_bytes_per_ms=400.0)
+    first_turn(cluster)
+    cluster.ask(request("other", range(40, 60), "n", max_tokens=9), at=cluster.now)
+    reach(cluster, lambda: list(cluster.scheduler.migrations))
+    next_turn(cluster, "a", "b", [50])
+    while cluster.scheduler.busy or not cluster.told["b"].events:
+        cluster.run_one()
+        assert cluster.scheduler.devices["d1"].passing.expected <= 1
+    cluster.run()
+    cluster.expect()
+    assert not ran_locally(cluster) and cluster.scheduler.state().counters.handoffs == 3
+
+
+@pytest.mark.parametrize("grain", ["request", "chunk"])
+@pytest.mark.parametrize("roles", [PAIR, ("prefill", "prefill", "decode")])
+def test_a_longer_next_prompt_computes_only_the_rest_where_prompts_run(roles: Sequence[RoleName], grain: str) -> None:
+    """The prompt's full page sets stay there when it is handed off; all of the next one's K and V are sent."""
+    decode = DecodeConfig(local_prefill=MOST, grain=grain)  # type: ignore[arg-type]
+    placement = "auto" if roles == PAIR else "partition"
+    cluster = chatting(*roles, settings={"decode": decode, "prefill_chunk": 8, "placement": placement})
+    first_turn(cluster)
+    cluster.ask(request("b", [*range(20), *range(60, 80)], "n", max_tokens=5), at=cluster.now)
+    cluster.run()
+    cluster.expect()
+    cluster.expect_phases()
+    rows = {(start, count) for device, seq, start, count in cluster.ran if seq == "b" and start < 40}
+    assert rows == {(20, 8), (28, 8), (36, 4)}
+    assert cluster.scheduler.state().counters.handoff_bytes == sum(map(cluster.kv_bytes, cluster.requests.values()))
+
+
 @pytest.mark.parametrize(("margin", "local"), [(0.0, False), (8.0, True)])
 def test_a_busy_device_is_left_for_a_freer_one(margin: float, local: bool) -> None:
     cluster = chatting("prefill", "decode", "decode", settings={"owner_margin": margin})
