@@ -567,7 +567,8 @@ class StepRunner(Protocol):
 
 #: Feature that an engine lacks. `parts`: it runs whole chains only. `pages`: it keeps K and V by sequence instead of in
 #: pages, so shared prefixes are copied, and sequences cannot migrate. `entry`: rows cannot enter inside a stage.
-Lack = Literal["parts", "pages", "entry"]
+#: `loans`: it attends to no K and V on another device, and for none.
+Lack = Literal["parts", "pages", "entry", "loans"]
 
 
 class StageEngine(Protocol):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from runtime.decode_config import DecodeConfig
+from runtime.exclusions import without_lending, without_roles
+from runtime.lending_config import LendingConfig
 from runtime.order_config import OrderConfig as OrderConfig
 from runtime.order_config import Overload as Overload
 from runtime.order_config import Plan as Plan
@@ -294,6 +296,7 @@ class ClusterConfig:
             on a device that does not decode is handed off to one that does (TI-15).
         role_changes: When the scheduler changes roles itself.
         decode: When and where sequences decode.
+        lending: Whether K and V of a sequence may lie on devices that are not on its path.
     """
 
     devices: int = 1
@@ -328,13 +331,16 @@ class ClusterConfig:
     roles: tuple[tuple[str, RoleName], ...] = ()
     role_changes: RoleChangeConfig = field(default_factory=RoleChangeConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    lending: LendingConfig = field(default_factory=LendingConfig)
 
     def __post_init__(self) -> None:
         if self.prefill_order not in get_args(PrefillOrder):
             raise ValueError(f"prefill_order must be one of {', '.join(get_args(PrefillOrder))}")
         if any(role not in get_args(RoleName) for _, role in self.roles):
             raise ValueError(f"a role is one of {', '.join(get_args(RoleName))}")
-        if self.roles and (why := self.without_roles) is not None:
+        if self.roles and (why := without_roles(self)) is not None:
+            raise ValueError(why)
+        if self.lending.mode != "off" and (why := without_lending(self)) is not None:
             raise ValueError(why)
         if self.routing not in get_args(Routing):
             raise ValueError(f"routing must be one of {', '.join(get_args(Routing))}")
@@ -364,17 +370,6 @@ class ClusterConfig:
             raise ValueError("a cluster's numbers must be at least 1, its watermark in [0, 1)")
         if self.placement not in get_args(Placement):
             raise ValueError(f"placement must be one of {', '.join(get_args(Placement))}")
-
-    @property
-    def without_roles(self) -> str | None:
-        """Why devices cannot have roles with these settings; None if they can."""
-        if self.speculation.mode != "off":
-            return "roles and speculation exclude each other: a predicted hop would decode where its prompt ran"
-        if self.dispatch != "placed":
-            return "roles need hops that the scheduler places (dispatch): agents offer them to any device"
-        if self.order.plan not in ("off", "fcfs"):
-            return f"roles and plan {self.order.plan} exclude each other: its forecasts know one device per sequence"
-        return None
 
 
 #: How the dense executor fills its slots: the four methods that the paper compares (Baton, section 5.1).

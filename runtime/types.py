@@ -94,6 +94,7 @@ class ModelSpec:
         domain: Digest of the KV domain (UN-15).
         virtual_tokens: Positions before every prompt that hold no prompt token (prompt and prefix tuning). They take
             pages and positions like tokens, but do not appear in prompts, usage or log-probabilities.
+        windowed: Whether a layer attends to the latest tokens only.
     """
 
     name: str
@@ -107,6 +108,7 @@ class ModelSpec:
     kind: str = "foundation"
     base: str | None = None
     virtual_tokens: int = 0
+    windowed: bool = False
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -150,6 +152,19 @@ class Opened:
     output: tuple[int, ...] = ()
 
 
+class SentAway(msgspec.Struct, frozen=True, gc=False):
+    """Tell the engine that the pages of tokens [first, last) of a sequence are another device's from now on (IL-04).
+
+    All tokens before them are away, too. `seq`: key of the page table; `loan`: its number at the creditor.
+    """
+
+    seq: str
+    creditor: str
+    loan: int
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, slots=True)
 class Copied:
     """Introduce a sequence that starts with a copy of the K and V of another's first `tokens` tokens.
@@ -164,7 +179,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Plan one step of a device's engine: process `copied`, then `released`, then `opened`, then run `rows`.
+    """Plan one step of a device's engine: process `copied`, `released`, `sent_away`, `opened`, then run `rows`.
 
     `batch`: number of the persistent batch that the rows are, in the same order and one token on since the last step
     with that number; 0 for any other step.
@@ -179,6 +194,7 @@ class StepPlan:
     released: tuple[str, ...] = ()
     copied: tuple[Copied, ...] = ()
     batch: int = 0
+    sent_away: tuple[SentAway, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -278,6 +294,10 @@ class EngineMemory:
     kv_pool: int
     host_kv: int = 0
     host_weights: int = 0
+
+
+class LoanLost(Exception):
+    """Raised when K and V on another device cannot be attended to: its sequences run again from their tokens."""
 
 
 class EngineLost(Exception):

@@ -173,6 +173,9 @@ ROUTES: Mapping[str, Said] = {
         """"models": [{"name", "running", "waiting", …}], "running", """
         """"waiting", "draining", "counters", "memory", "cluster", "queue": {"waiting", "running", "dead"}}"""
     ),
+    "GET /zoo/ledger": Said(
+        """{"instances": [{"id", "capacity", "free", "lent": {debtor: pages}, "borrowed": {creditor: pages}}]}"""
+    ),
     "POST /zoo/roles": Said(
         """{"roles": {agent: role}}""",
         errors={

@@ -32,6 +32,7 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Fields:
         pages: Pages of its pool.
         pools: Pages by device, where they are not `pages`.
+        holders: Devices that can load the models; empty: all.
         fail_at: Numbers of the steps that fail.
         pace: Real duration of a step, as a share of the duration that it reports; 0: no wait.
     """
@@ -42,6 +43,7 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fail_at: tuple[int, ...] = ()
     pace: float = 0.0
     pools: dict[str, int] = {}
+    holders: tuple[str, ...] = ()
 
 
 def _chosen(settings: Mapping[str, Any], kind: type[_Settings]) -> _Settings:
@@ -60,7 +62,7 @@ def _counting(settings: Mapping[str, Any]) -> MakeEngine:
         time.sleep(busy * chosen.pace / 1e9)
 
     return lambda device: LinkedIntegerEngine(
-        chosen.models,
+        chosen.models if not chosen.holders or device in chosen.holders else (),
         chosen.pools.get(device, chosen.pages),
         page_bytes=chosen.page_bytes,
         fail_at=chosen.fail_at,

@@ -149,10 +149,11 @@ def agent_settings(options: ServeOptions, config: EngineConfig, half_page: int) 
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.kv.pool import PagePool
 
+    loans = 0.0 if options.lending == "off" else options.loans.timeout_s
     if not config.device_memory_bytes:
-        return AgentSettings(options.weights_limit)
+        return AgentSettings(options.weights_limit, loan_seconds=loans)
     budget = config.device_memory_bytes - PagePool.SPARE * 2 * half_page
-    return AgentSettings(budget - config.kv_cache_memory_bytes, budget)
+    return AgentSettings(budget - config.kv_cache_memory_bytes, budget, loan_seconds=loans)
 
 
 def _alone(

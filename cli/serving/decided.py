@@ -9,4 +9,5 @@ SET_BY_OPTIONS = (
     "devices", "placement", "max_num_seqs", "prefill_chunk", "stride", "routing", "control", "speculation",
     "prefix_caching", "max_batch_per_block", "residency", "eviction", "dispatch", "shared_prompt_bytes", "order",
     "preemption_mode", "prefill_order", "prefill_window", "background_share", "roles", "role_changes", "decode",
+    "lending",
 )  # fmt: skip

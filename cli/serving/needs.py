@@ -99,6 +99,10 @@ def _prefixes(options: ServeOptions, executor: str) -> str | None:
     return "without shared prefixes: leave out --prefix-caching off" if options.prefix_caching == "off" else None
 
 
+def _lending(options: ServeOptions, executor: str) -> str | None:
+    return "where nothing is lent: give --lending" if options.lending == "off" else None
+
+
 def _expected_lengths(options: ServeOptions, executor: str) -> str | None:
     if options.decode_admission == "greedy" and options.decode_choice == "load":
         return "where nothing depends on it: give --decode-admission or --decode-choice"
@@ -129,6 +133,7 @@ NEEDS: Mapping[str, Need] = {
     "roles": Need("--roles", _roles),
     "prefixes": Need("--prefix-caching", _prefixes),
     "role watch": Need("--role-changes", _role_watch),
+    "lending": Need("--lending", _lending),
     "expected lengths": Need("--decode-admission or --decode-choice", _expected_lengths),
     "queue": Need("--queue", _queue),
     "shared queue": Need("--queue postgresql://…", _shared_queue),

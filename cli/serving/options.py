@@ -50,6 +50,7 @@ from runtime.config import (
     WeightSharing,
 )
 from runtime.decode_config import DecodeConfig, DecodeRule, HandoffGrain, ReserveRule
+from runtime.lending_config import LendingConfig, LendingMode
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.role_config import RoleChangeConfig, RoleWatch
 from runtime.shipped import SHIPPED_AGENT, SHIPPED_CLUSTER, Serving, agent_config, cluster_config
@@ -219,6 +220,13 @@ class ServeOptions:
     role_watch: RoleChangeConfig = table_option(RoleChangeConfig, group="Cluster", without=["watch"],
         needs=["role watch"],
         help="When an agent is idle, when agents need help, and how long an agent may take to leave its role.")
+    lending: str = option(SHIPPED_CLUSTER.lending.mode, group="Cluster", choices=get_args(LendingMode),
+        needs=["several devices"],
+        help="Whether agents without free pages lend K and V of a running request to another one, which attends to "
+             "them, so that it may be longer than its agent's memory: no (off), or to the agent with the most free "
+             "pages (planned).")
+    loans: LendingConfig = table_option(LendingConfig, group="Cluster", without=["mode"], needs=["lending"],
+        help="How much an agent lends, up to which load, and how long it may take to attend.")
     placement: str = option(SHIPPED_CLUSTER.placement, group="Cluster", needs=["several devices"],
         choices=("auto", "replicate", "partition", "on-demand", "eager"),
         help="Where blocks are first placed: copies of all chains (replicate), one copy cut over all devices "
@@ -366,6 +374,7 @@ class ServeOptions:
             control=_built(replace, self.control, rebalance=self.rebalance), dispatch=self.dispatch,
             residency="fixed" if self.roles else self.residency, eviction=self.eviction, roles=roles_of(self),
             role_changes=_built(replace, self.role_watch, watch=self.role_changes),
+            lending=_built(replace, self.loans, mode=self.lending),
             shared_prompt_bytes=size_of(self.shared_prompts),
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
             prefill_order=self.prefill_order, prefill_window=self.prefill_window,
@@ -407,8 +416,8 @@ def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:
     options = read_options(ServeOptions, file, given)
     check_values(options)
     options.agent()  # raises for limits that no step can have
-    if options.roles:
-        options.cluster()  # raises for options that roles exclude
+    if options.roles or options.lending != "off":
+        options.cluster()  # raises for options that these exclude
     require_effects(options)
     return options
 

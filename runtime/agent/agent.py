@@ -82,6 +82,7 @@ from runtime.messages import (
     RowsLost,
     RunRows,
     SaveSequences,
+    SendAway,
     StartMigration,
     UnloadStages,
 )
@@ -209,6 +210,8 @@ class Agent:
                 for seq, epoch in zip(event.seqs, event.epochs, strict=True):
                     out += self._close(seq, epoch)
                 return [*out, *self._after_release(now)]
+            case SendAway():
+                return self._send_away(event)
             case SaveSequences():
                 for seq, epoch, tokens in zip(event.seqs, event.epochs, event.tokens, strict=True):
                     out += self._save_sequence(seq, epoch, tokens)
@@ -386,7 +389,18 @@ class Agent:
         self._sequence_table.close(seq, epoch)
         self._early.pop_row(seq, epoch)
         self._bidding.closed(seq, epoch)
-        return out
+        return [*out, *self._moves.drop_loans()]
+
+    def _send_away(self, order: SendAway) -> list[AgentCommand]:
+        """Free pages that another device has now; if they cannot be, the sequence runs again."""
+        sequence = self._sequence_table.sequences.get(order.seq)
+        if sequence is None or sequence.epoch != order.epoch:
+            return []
+        key = sequence.keys.get(order.lo, "")
+        if self._tables.send_away(key, order.creditor, order.loan, order.first, order.last):
+            return []
+        why = "its pages cannot be another device's"
+        return [Send(SCHEDULER, RowsLost(self.device, (order.seq,), (order.epoch,), why, True))]
 
     def _save_sequence(self, seq: str, epoch: int, tokens: int) -> list[AgentCommand]:
         """Close a sequence, and keep its K and V in host memory (QL-10)."""
@@ -507,7 +521,7 @@ class Agent:
                     *self._bidding.remove_device(event.device, self._sequence_table.sequences.values()),
                 ]
         self._queue.rows += self._moves.take_rows()
-        return [*out, *self._shelf.unloading.due(False)]
+        return [*out, *self._moves.drop_loans(), *self._shelf.unloading.due(False)]
 
     def _parted(self) -> list[AgentCommand]:
         """Return commands for stages that leave or come and have waited; none are dropped while a step runs."""

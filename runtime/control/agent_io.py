@@ -110,6 +110,22 @@ class VerifyActivations:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldLoan:
+    """Attend for another device to these page sets from now on; they hold K and V of so many tokens (IL-04)."""
+
+    loan: int
+    groups: tuple[tuple[int, ...], ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropLoan:
+    """Attend to a loan no more: its pages are free."""
+
+    loan: int
+
+
+@dataclass(frozen=True, slots=True)
 class CopyOut:
     """Copy K and V of a page table's first `tokens` tokens, in these pages, to host memory (QL-10).
 
@@ -161,6 +177,8 @@ AgentCommand = (
     | WritePages
     | SendActivations
     | VerifyActivations
+    | HoldLoan
+    | DropLoan
     | CopyOut
     | CopyIn
     | ShareHostMemory

@@ -110,6 +110,14 @@ class AgentCounters:
     )
     prediction_ns: int = _shown("blockzoo:length_prediction_seconds", "Time that these predictions took.", per=1e9)
     role_changes: int = _shown("blockzoo:role_changes", "Changes of roles of devices, by hand and by the scheduler.")
+    # Loans of K and V to devices that are not on a sequence's path (IL-04).
+    loans: int = _shown(
+        "blockzoo:loans", "Loans of K and V of running sequences to devices that are not on their path."
+    )
+    loans_refused: int = _shown("blockzoo:loans_refused", "Loans that were asked for in vain.")
+    loan_pages: int = _shown("blockzoo:loan_pages", "Pages lent.")
+    loan_bytes: int = _shown("blockzoo:loan_bytes", "Bytes of K and V that loans sent.")
+    loan_ns: int = _shown("blockzoo:loan_seconds", "Duration of loans' transfers, from request to answer.", per=1e9)
     # K and V of sequences that gave way, in host memory (QL-10).
     swapped_out: int = _shown("blockzoo:swapped_out", "Sequences that gave way, with K and V kept in host memory.")
     swapped_in: int = _shown("blockzoo:swapped_in", "Sequences whose K and V came back from host memory.")

@@ -7,6 +7,8 @@ model. A sequence's table is a list of page sets in token order:
                                      slot position % page_tokens
 
 A page goes free -> reserved (allocated, nothing written) -> filling -> resident (full, not written again) -> free.
+A page that is held for another device goes free -> reserved -> lent -> free. The first page sets of a table may be
+away, on another device: then the table has no pages for them.
 `_NEXT` holds the allowed transitions, `_COUNTED_AS` the field of `PageCounts` that counts each state.
 
 Where weights and pages share one budget (`runtime.scheduler.devices`), `limit` is how many of the pages may be in use
@@ -20,35 +22,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
 
+from runtime.kv.page_table import Group as Group
+from runtime.kv.page_table import PageBookDamaged as PageBookDamaged
+from runtime.kv.page_table import PageState, PageTable, check_table
 from runtime.types import ModelSpec, PageCounts
-
-Group = tuple[int, ...]
 
 
 class OutOfPages(Exception):
     """Raised when fewer pages are free than an `extend` needs. Nothing was changed."""
 
 
-class PageBookDamaged(Exception):
-    """Raised when the book contradicts itself: a defect of the program, never of its input."""
-
-
-class PageState(IntEnum):
-    FREE = 0
-    RESERVED = 1
-    FILLING = 2
-    RESIDENT = 3
-
-
 _NEXT: Mapping[int, frozenset[PageState]] = {
     PageState.FREE: frozenset({PageState.RESERVED}),
-    PageState.RESERVED: frozenset({PageState.FILLING, PageState.RESIDENT, PageState.FREE}),
+    PageState.RESERVED: frozenset({PageState.FILLING, PageState.RESIDENT, PageState.LENT, PageState.FREE}),
     PageState.FILLING: frozenset({PageState.RESIDENT, PageState.RESERVED, PageState.FREE}),
     # Back to filling or reserved: the last tokens were written by a row that failed, and are forgotten.
     PageState.RESIDENT: frozenset({PageState.FILLING, PageState.RESERVED, PageState.FREE}),
+    PageState.LENT: frozenset({PageState.FREE}),
 }
 
 _COUNTED_AS: Mapping[PageState, str] = {
@@ -56,6 +47,7 @@ _COUNTED_AS: Mapping[PageState, str] = {
     PageState.RESERVED: "reserved",
     PageState.FILLING: "local",
     PageState.RESIDENT: "local",
+    PageState.LENT: "lent",
 }
 
 
@@ -69,34 +61,11 @@ def pages_for(spec: ModelSpec, tokens: int) -> int:
     return groups_for(spec, tokens) * spec.kv_layers
 
 
-@dataclass(slots=True)
-class _Table:
-    """Hold one sequence's page sets in token order.
-
-    Fields:
-        tokens: Tokens written.
-        full: (page sets, layers): in the first page sets, the pages of the first layers are another table's, and full
-            before this table's other layers are written (`PageBook.share_layers`).
-    """
-
-    spec: ModelSpec
-    groups: list[Group] = field(default_factory=list)
-    tokens: int = 0
-    full: tuple[int, int] = (0, 0)
-
-    def unwritten(self, index: int) -> Group:
-        """Return the pages of a page set that are written with this table's tokens."""
-        return self.groups[index][self.full[1] :] if index < self.full[0] else self.groups[index]
-
-    @property
-    def room(self) -> int:
-        return len(self.groups) * self.spec.page_tokens
-
-
 class PageBook:
     """Allocate, share and free the pages of one device. Each operation is complete or changes nothing.
 
-    Operations: `open`, `share`, `share_layers`, `recut`, `extend`, `fill`, `rewind`, `release`; `set_limit`.
+    Operations: `open`, `share`, `share_layers`, `recut`, `extend`, `fill`, `rewind`, `send_away`, `lend`, `release`;
+    `set_limit`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -112,7 +81,7 @@ class PageBook:
         self._state = bytearray(capacity)
         self._refs = [0] * capacity
         self._in_state = [capacity] + [0] * (len(PageState) - 1)
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, PageTable] = {}
 
     @property
     def used(self) -> int:
@@ -147,7 +116,7 @@ class PageBook:
     def pages_of(self, seq: str) -> int:
         """Return the number of pages in the table of `seq`, over all layers; 0 without a table."""
         table = self._tables.get(seq)
-        return 0 if table is None else len(table.groups) * table.spec.kv_layers
+        return 0 if table is None else (len(table.groups) - table.away) * table.spec.kv_layers
 
     def groups_of(self, seq: str, lo: int = 0, hi: int | None = None) -> tuple[Group, ...]:
         """Return page sets [lo, hi) of the table of `seq`. Raises KeyError without a table."""
@@ -162,7 +131,7 @@ class PageBook:
         """Create an empty table. Raises ValueError if the sequence has one."""
         if seq in self._tables:
             raise ValueError(f"sequence {seq} has a table already")
-        self._tables[seq] = _Table(spec)
+        self._tables[seq] = PageTable(spec)
 
     def share(self, seq: str, other: str, tokens: int) -> tuple[Group, ...]:
         """Start the empty table of `seq` with the page sets of the first tokens of `other`, and return them (BL-32).
@@ -173,7 +142,7 @@ class PageBook:
         mine, theirs = self._tables[seq], self._tables[other]
         width = theirs.spec.page_tokens
         same = (mine.spec.page_tokens, mine.spec.kv_layers) == (width, theirs.spec.kv_layers)
-        if mine.groups or tokens % width or tokens > theirs.tokens or not same:
+        if mine.groups or tokens % width or tokens > theirs.tokens or not same or theirs.away or theirs.lent:
             raise ValueError(f"{seq} cannot share {tokens} tokens of {other}")
         groups = theirs.groups[: tokens // width]
         for page in (page for group in groups for page in group):
@@ -192,7 +161,8 @@ class PageBook:
         """
         mine, theirs = self._tables[seq], self._tables[other]
         width, own = theirs.spec.page_tokens, mine.spec.kv_layers - layers
-        if mine.groups or tokens % width or tokens > theirs.tokens or mine.spec.page_tokens != width:
+        bad = theirs.away or theirs.lent or mine.spec.page_tokens != width
+        if mine.groups or tokens % width or tokens > theirs.tokens or bad:
             raise ValueError(f"{seq} cannot share {tokens} tokens of {other}")
         if not 0 < layers <= theirs.spec.kv_layers or own < 1:
             raise ValueError(f"{seq} cannot share {layers} layers of {other}")
@@ -222,7 +192,7 @@ class PageBook:
         """
         tables = {name: self._tables[name] for name in old}
         self._check_recut(new, tables, tokens)
-        made: dict[str, _Table] = {}
+        made: dict[str, PageTable] = {}
         taken: set[tuple[str, int]] = set()
         for name, (spec, sources) in new.items():
             count = groups_for(spec, tokens)
@@ -232,7 +202,7 @@ class PageBook:
                 if parts
                 else [()] * count
             )
-            made[name] = _Table(spec, groups, tokens)
+            made[name] = PageTable(spec, groups, tokens)
             taken.update((source, layer) for source, first, last in sources for layer in range(first, last))
         for name, table in tables.items():
             count = groups_for(table.spec, tokens)
@@ -251,7 +221,7 @@ class PageBook:
     def _check_recut(
         self,
         new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]],
-        old: Mapping[str, _Table],
+        old: Mapping[str, PageTable],
         tokens: int,
     ) -> None:
         used = [
@@ -265,7 +235,10 @@ class PageBook:
         for name, (spec, sources) in new.items():
             if name in self._tables or sum(last - first for _, first, last in sources) != spec.kv_layers:
                 raise ValueError(f"{name} is there, or its layers do not add up")
-        if any(table.tokens < max(tokens, table.full[0] * table.spec.page_tokens) for table in old.values()):
+        if any(
+            table.tokens < max(tokens, table.full[0] * table.spec.page_tokens) or table.away or table.lent
+            for table in old.values()
+        ):
             raise ValueError(f"only tables with {tokens} tokens can be made into others")
 
     def extend(self, seq: str, tokens: int) -> tuple[Group, ...]:
@@ -311,8 +284,11 @@ class PageBook:
         width = table.spec.page_tokens
         groups = table.groups[tokens // width : groups_for(table.spec, table.tokens)]
         shared = table.full[0] * width
-        if not min(shared, table.tokens) <= tokens <= table.tokens or any(
-            self._refs[page] != 1 for group in groups for page in group
+        if (
+            table.lent
+            or tokens < table.away * width
+            or not min(shared, table.tokens) <= tokens <= table.tokens
+            or any(self._refs[page] != 1 for group in groups for page in group)
         ):
             raise ValueError(f"sequence {seq}: what lies behind {tokens} of {table.tokens} tokens cannot be forgotten")
         if tokens == table.tokens:
@@ -320,6 +296,38 @@ class PageBook:
         for at, group in enumerate(groups):
             self._move(group, PageState.RESERVED if at or not tokens % width else PageState.FILLING)
         table.tokens = tokens
+
+    def send_away(self, seq: str, tokens: int) -> int:
+        """Free the pages of a table's first `tokens` tokens, which another device has now; return their number.
+
+        Raises ValueError, and changes nothing, unless they are whole page sets, all written, followed by a further one,
+        and no other table has them; KeyError without a table.
+        """
+        table = self._tables[seq]
+        width, last = table.spec.page_tokens, tokens // table.spec.page_tokens
+        groups = table.groups[table.away : last]
+        shared = any(self._refs[page] != 1 for group in groups for page in group)
+        if tokens % width or tokens > table.tokens or last >= len(table.groups) or not groups or shared or table.lent:
+            raise ValueError(f"sequence {seq}: {tokens} of {table.tokens} tokens cannot be sent away")
+        before = self.used
+        for group in groups:
+            self._give_back(group)
+        table.groups[table.away : last] = [()] * len(groups)
+        table.away = last
+        return before - self.used
+
+    def lend(self, seq: str) -> None:
+        """Record that all pages of a table are written, and held for another device.
+
+        Raises ValueError, and changes nothing, if a token is written already or its last page set would not be full;
+        KeyError without a table.
+        """
+        table = self._tables[seq]
+        if table.tokens or table.lent:
+            raise ValueError(f"sequence {seq}: its pages are not those of a loan")
+        for group in table.groups:
+            self._move(group, PageState.LENT)
+        table.tokens, table.lent = table.room, True
 
     def release(self, seq: str) -> int:
         """Remove a sequence's table, free the pages that no other table holds, and return their number.
@@ -340,13 +348,13 @@ class PageBook:
         for state, name in _COUNTED_AS.items():
             fields[name] += self._in_state[state]
         beyond = self.capacity - self.limit
-        return PageCounts(self.limit, fields["free"] - beyond, fields["local"], reserved=fields["reserved"])
+        return PageCounts(self.limit, fields["free"] - beyond, fields["local"], fields["lent"], fields["reserved"])
 
     def check(self) -> None:
         """Verify every invariant from scratch, in O(capacity). Raises PageBookDamaged for the first one violated."""
         refs: Counter[int] = Counter()
         for seq, table in self._tables.items():
-            self._check_table(seq, table)
+            check_table(seq, table, self._state)
             refs.update(page for group in table.groups for page in group)
         if [refs[page] for page in range(self.capacity)] != self._refs:
             raise PageBookDamaged("reference counts differ from the tables")
@@ -364,24 +372,6 @@ class PageBook:
         counts = self.counts()
         if counts.free + counts.local + counts.lent + counts.reserved + counts.in_flight != counts.capacity:
             raise PageBookDamaged(f"pages are missing: {counts}")
-
-    def _check_table(self, seq: str, table: _Table) -> None:
-        width = table.spec.page_tokens
-        if not 0 <= table.tokens <= table.room or any(len(group) != table.spec.kv_layers for group in table.groups):
-            raise PageBookDamaged(f"sequence {seq}: its table has the wrong shape")
-        for index, group in enumerate(table.groups):
-            written = min(max(table.tokens - index * width, 0), width)
-            if written == 0:
-                expected = PageState.RESERVED
-            else:
-                expected = PageState.RESIDENT if written == width else PageState.FILLING
-            pages = table.unwritten(index) if written < width else group
-            # A shared page set is full in every table that has it.
-            if any(self._state[page] != expected for page in pages) or (
-                len(pages) < len(group)
-                and any(self._state[page] != PageState.RESIDENT for page in group[: table.full[1]])
-            ):
-                raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")
 
     def _allocate_group(self, layers: int) -> Group:
         group = tuple(self._next_page() for _ in range(layers))

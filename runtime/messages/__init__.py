@@ -2,9 +2,10 @@
 
     to_agent        scheduler -> agent     LoadStages UnloadStages   OpenSequences CloseSequences   RunRows PeerDown
                                                                      StartMigration FinishMigration   DropStates
-                                                                     SaveSequences   ReadAhead
+                                                                     SaveSequences   ReadAhead   SendAway
     between_agents  agent -> agent         ForwardRows (hidden states)   PageRequest PageData (K and V)   Offer Bid
                                                                          Retract (hops dispatched by agents)
+                                                                         AttendLoans LoansAttended (side link)
     to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed HostWeights   RowsDone RowsLost
                                            SpeculationResult HopAssigned   MigrationReady MigrationFailed   AgentStats
     membership      between drivers        PeerList Shutdown   Heartbeat PeerDisconnected   Rejected   RendezvousKey
@@ -23,7 +24,16 @@ Arrays travel beside a message, in the order that the message gives. These modul
 from __future__ import annotations
 
 from runtime.messages.base import PROTOCOL, SCHEDULER, Message
-from runtime.messages.between_agents import Bid, ForwardRows, Offer, PageData, PageRequest, Retract
+from runtime.messages.between_agents import (
+    AttendLoans,
+    Bid,
+    ForwardRows,
+    LoansAttended,
+    Offer,
+    PageData,
+    PageRequest,
+    Retract,
+)
 from runtime.messages.membership import (
     Heartbeat,
     LinkClosed,
@@ -45,6 +55,7 @@ from runtime.messages.to_agent import (
     ReadAhead,
     RunRows,
     SaveSequences,
+    SendAway,
     StartMigration,
     UnloadStages,
 )
@@ -69,6 +80,7 @@ ToAgent = (
     | OpenSequences
     | CloseSequences
     | SaveSequences
+    | SendAway
     | DropStates
     | RunRows
     | PeerDown
@@ -94,13 +106,24 @@ ToScheduler = (
     | MigrationFailed
     | AgentStats
 )
-ToDriver = PeerList | Shutdown | Heartbeat | PeerDisconnected | Rejected | RendezvousKey | LinkClosed
+ToDriver = (
+    PeerList
+    | Shutdown
+    | Heartbeat
+    | PeerDisconnected
+    | Rejected
+    | RendezvousKey
+    | LinkClosed
+    | AttendLoans
+    | LoansAttended
+)
 
 __all__ = [
     "PROTOCOL",
     "SCHEDULER",
     "AgentHello",
     "AgentStats",
+    "AttendLoans",
     "Bid",
     "CloseSequences",
     "DropStates",
@@ -111,6 +134,7 @@ __all__ = [
     "HostWeights",
     "LinkClosed",
     "LoadStages",
+    "LoansAttended",
     "Message",
     "MigrationFailed",
     "MigrationReady",
@@ -131,6 +155,7 @@ __all__ = [
     "RowsLost",
     "RunRows",
     "SaveSequences",
+    "SendAway",
     "Shutdown",
     "SpeculationResult",
     "StageLoadFailed",

@@ -1,7 +1,8 @@
-"""Define the messages between agents: hidden states, pages of K and V, offers and bids of hops."""
+"""Define the messages between agents: hidden states, pages of K and V, offers and bids of hops, attention to loans."""
 
 from __future__ import annotations
 
+from runtime.loans import LoanQuery
 from runtime.messages.base import Message
 
 
@@ -115,3 +116,20 @@ class Retract(Message, frozen=True, tag=True, array_like=True):
     seqs: tuple[str, ...]
     epochs: tuple[int, ...]
     hops: tuple[int, ...]
+
+
+class AttendLoans(Message, frozen=True, tag=True, array_like=True):
+    """Ask a creditor for attention to K and V that it holds, with the queries as array (debtor to creditor, IL-27).
+
+    It goes over the side link and gets exactly one LoansAttended. `number`: of the query, on this link.
+    """
+
+    number: int
+    query: LoanQuery
+
+
+class LoansAttended(Message, frozen=True, tag=True, array_like=True):
+    """Answer AttendLoans: attention and its log-sum-exp as arrays, or the error why there are none."""
+
+    number: int
+    error: str = ""

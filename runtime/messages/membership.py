@@ -13,10 +13,12 @@ class PeerList(Message, frozen=True, tag=True, array_like=True):
     Fields:
         agents: (name, incarnation, address) of each agent.
         tensor_transports: `AgentHello.tensor_transport` of each agent, in the same order; empty if no agent has one.
+        sides: `AgentHello.side` of each agent, in the same order; empty if no agent has one.
     """
 
     agents: tuple[tuple[str, int, str], ...]
     tensor_transports: tuple[str, ...] = ()
+    sides: tuple[str, ...] = ()
 
 
 class Shutdown(Message, frozen=True, tag=True, array_like=True):

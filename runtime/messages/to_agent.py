@@ -197,6 +197,9 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
             tokens.
         copy: Whether pages are copied from the back; false: recompute only.
         from_activations: Recompute from the hidden states of the stage's input that the source cached.
+        first: Tokens before it are not brought; whole page sets.
+        loan: Whether this device only holds the pages for the source, which attends to them here (IL-04), until the
+            sequence is closed. Then neither the stage nor its weights are needed here.
     """
 
     move: int
@@ -211,6 +214,28 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
     copy: bool
     request: SequenceRequest
     from_activations: bool = False
+    first: int = 0
+    loan: bool = False
+
+
+class SendAway(Message, frozen=True, tag=True, array_like=True):
+    """Free the pages of tokens [first, last) of a sequence here: another device holds them now (IL-04).
+
+    Attention to them is asked of that device from the next row on.
+
+    Fields:
+        lo: First component of the hop here.
+        loan: Number of the loan at the creditor.
+        first: Number of tokens that are away already.
+    """
+
+    seq: str
+    epoch: int
+    lo: int
+    loan: int
+    creditor: str
+    first: int
+    last: int
 
 
 class FinishMigration(Message, frozen=True, tag=True, array_like=True):

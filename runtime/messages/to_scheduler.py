@@ -32,6 +32,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
         host_memory: Bytes of host memory for K and V of sequences that give way, shared with weights that wait.
         copies_beside: Whether K and V are copied to and from host memory while steps run.
         between_steps: Whether it handles messages between its steps only.
+        side: Address at which it answers queries to lent pages; empty: it does not.
     """
 
     device: str
@@ -52,6 +53,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
     host_memory: int = 0
     copies_beside: bool = False
     between_steps: bool = False
+    side: str = ""
 
 
 class StageReady(Message, frozen=True, tag=True, array_like=True):

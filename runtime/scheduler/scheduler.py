@@ -74,9 +74,12 @@ from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.shared_prompts import SharedPrompts
 from runtime.scheduler.kv.swapping import Swapping
+from runtime.scheduler.lending.lending import Lending
+from runtime.scheduler.lending.limits import LendingLimits
 from runtime.scheduler.migration.migration import Moves
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
+from runtime.scheduler.observe.consistency import check
 from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.observe.totals import state_of
 from runtime.scheduler.order.deadlines import DeadlineOrder
@@ -125,7 +128,8 @@ class Scheduler:
         swapping = Swapping(config, devices, out, counters, tell, times, adaptation.profiles, estimates, placed)
         order = deadline_order(config, times)
         self._state = ClusterState(
-            config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, swapping, out,
+            config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, swapping,
+            LendingLimits(devices, config.lending), out,
             counters=counters, waiting=WaitingQueue(None if order is None else order.forecasts), order=order,
             cells=cells_by(config, order, devices, placed, times), lengths=expected_lengths(config, order),
         )  # fmt: skip
@@ -144,13 +148,17 @@ class Scheduler:
         self._order = OrderParts(self._state, self._seating, order) if ordered else None
         self.plans = None if self._order is None else self._order.plans
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
-        self._admission = Admission(self._state, self._seating, chooser, self.residency, moves, self._order)
         self.migrations = Migrations(self._state, self._seating, moves)
+        self.lending = Lending(self._state, moves.new_number, self._seating.hide)
+        known = (self.residency, moves, self.lending, self._order)
+        self._admission = Admission(self._state, self._seating, chooser, *known)
         self._roles = RoleChanges(self._state, self._seating)
         self._handoffs = Handoffs(self._state, self._seating, self.migrations)
         hooks_of_rows = (self.migrations.at_rest, self._handoffs.begin, self._handoffs.send_ahead)
-        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, *hooks_of_rows)
-        parts = (self._state, self._seating, self._admission, self.migrations, self._updates, self.offers)
+        self._rows = DecodeLoop(
+            self._state, self._seating, self.speculation, self.residency, self.lending, *hooks_of_rows
+        )
+        parts = (self._state, self._seating, self._admission, self.migrations, self.lending, self._updates, self.offers)
         self._fleet = DeviceEvents(*parts)
         self.control = Controller(self._state, self.migrations, self._prefix_cache, self._roles)
 
@@ -189,9 +197,11 @@ class Scheduler:
             case RowsLost():
                 self._rows.rows_lost(event, now)
             case MigrationReady():
-                self.migrations.moved(event, now)
+                if not self.lending.held(event, now):
+                    self.migrations.moved(event, now)
             case MigrationFailed():
-                self.migrations.stuck(event, now)
+                if not self.lending.refused(event, now):
+                    self.migrations.stuck(event, now)
             case AgentStats():
                 self._fleet.report(event, now)
                 self.speculation.observe(event)
@@ -261,6 +271,7 @@ class Scheduler:
 
     def _leaving(self, sequence: ScheduledSequence) -> None:
         self._moves.cancel(sequence)
+        self.lending.leaving(sequence)
         self._handoffs.remove_sequence(sequence)
 
     def _abort(self, seq: str, now: int) -> None:
@@ -377,15 +388,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise RuntimeError unless sequences, queues and pages agree. For tests, after every event."""
-        state = self._state
-        state.check()
-        holdings = [
-            *(sequence.pages.holding for sequence in state.running.values()),
-            *(cached_prefix.holding for cached_prefix in self._prefix_cache),
-        ]
-        state.page_accounting.check(holdings, self.migrations.moves.held())
-        prefixes = [m.shared.prefix for m in state.running.values() if m.shared.prefix is not None]
-        state.prefixes.check([*prefixes, *self._prefix_cache])
-        state.prompts.check([*prefixes, *self._prefix_cache])
-        if any(sequence.pages.holding.ends or sequence.shared.prefix is not None for sequence in state.waiting):
-            raise RuntimeError("a sequence that waits holds pages")
+        check(self._state, self._prefix_cache, self._moves, self.lending)

@@ -21,6 +21,7 @@ from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_index import PrefixIndex
 from runtime.scheduler.kv.shared_prompts import SharedPrompts
 from runtime.scheduler.kv.swapping import Swapping
+from runtime.scheduler.lending.limits import LendingLimits
 from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.order.cells import CellAssignment
 from runtime.scheduler.order.deadlines import DeadlineOrder
@@ -44,6 +45,7 @@ class ClusterState:
         queued: Names of running sequences whose next row waits for a chunk of prompts (`scheduler.prefill`).
         awaited: Devices that lack room for a sequence that is to be handed off: new ones do not pass it there.
         ready: Sequences with a next row that may be issued at the end of the current event.
+        limits: What a path holds of a sequence, with what other devices hold for it.
         users: Number of live sequences, by `Chain.loaded_as`.
         variants: Variants of a chain, by its `loaded_as`.
         coming: Chains that are being made ready, by model, each with its variants.
@@ -66,6 +68,7 @@ class ClusterState:
     times: MeasuredTimes
     prompts: SharedPrompts
     swapping: Swapping
+    limits: LendingLimits
     out: CommandOutbox = field(default_factory=CommandOutbox)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     counters: Counters = field(default_factory=Counters)

@@ -77,6 +77,7 @@ def routes_of(service: Service, batches: BatchRoutes) -> list[Route]:
         Route("/metrics", routes.metrics, methods=["GET"]),
         Route("/zoo/models", routes.zoo_models, methods=["GET"]),
         Route("/zoo/state", routes.zoo_state, methods=["GET"]),
+        Route("/zoo/ledger", routes.zoo_ledger, methods=["GET"]),
         Route("/zoo/roles", routes.set_roles, methods=["POST"]),
         Route("/zoo/trace", routes.zoo_trace, methods=["GET"]),
         Route("/zoo/requests/{id}/pause", routes.pause, methods=["POST"]),

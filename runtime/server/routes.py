@@ -22,7 +22,7 @@ from runtime.server.context import Service
 from runtime.server.model_loading import load_model
 from runtime.server.openai.responses import reply
 from runtime.server.request_body import read_body
-from runtime.server.state_document import state_document
+from runtime.server.state_document import ledger_document, state_document
 from runtime.tracing.sink import Trace
 from zoo.errors import ZooError
 
@@ -87,6 +87,10 @@ class ZooRoutes:
     async def zoo_state(self, request: Request) -> Response:
         """Agents, block instances, pages, models and counters, now."""
         return reply(await run_in_threadpool(state_document, self._service))
+
+    async def zoo_ledger(self, request: Request) -> Response:
+        """Free pages of each agent, what it lends, and what it borrows, now."""
+        return reply(await run_in_threadpool(ledger_document, self._service))
 
     async def set_roles(self, request: Request) -> Response:
         """Change what agents run, all of those named or none: `{"agent-0": "prefill" | "decode" | "both"}`."""

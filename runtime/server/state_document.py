@@ -35,6 +35,24 @@ def state_document(service: Service) -> dict[str, Any]:
     }
 
 
+def ledger_document(service: Service) -> dict[str, Any]:
+    """Return, for each device, its free pages and those that it lends and borrows (IL-11)."""
+    cluster = service.driver.snapshot()
+    devices = [] if cluster is None else cluster["devices"]
+    return {
+        "instances": [
+            {
+                "id": each["device"],
+                "capacity": each["pages"],
+                "free": each["pages"] - each["pages_used"],
+                "lent": dict(each["lent"]),
+                "borrowed": dict(each["borrowed"]),
+            }
+            for each in devices
+        ]
+    }
+
+
 def _queue(service: Service, planned: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what waits: in the scheduler by group (`--plan`), and in the store (`--queue`); nothing without both."""
     parts: list[Mapping[str, Any]] = [] if planned is None else [planned]
@@ -81,10 +99,15 @@ def _agents(cluster: Mapping[str, Any], totals: Mapping[str, Any]) -> list[dict[
             "alive": each["alive"],
             **({"links": each["links"]} if each["links"] else {}),
             "instances": by_device.get(each["device"], []),
-            "pages": asdict(PageCounts(each["pages"], each["pages"] - each["pages_used"], each["pages_used"])),
+            "pages": asdict(_pages(each)),
         }
         for each in cluster["devices"]
     ]
+
+
+def _pages(device: Mapping[str, Any]) -> PageCounts:
+    used, lent = device["pages_used"], sum(device["lent"].values())
+    return PageCounts(device["pages"], device["pages"] - used, used - lent, lent)
 
 
 def _model(load: Mapping[str, Any], spec: Any) -> dict[str, Any]:

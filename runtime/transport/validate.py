@@ -13,12 +13,14 @@ from runtime.chains import Array
 from runtime.messages import (
     AgentHello,
     AgentStats,
+    AttendLoans,
     Bid,
     CloseSequences,
     ForwardRows,
     HopAssigned,
     HostWeights,
     LoadStages,
+    LoansAttended,
     Message,
     MigrationFailed,
     MigrationReady,
@@ -35,9 +37,11 @@ from runtime.messages import (
     RowsLost,
     RunRows,
     SaveSequences,
+    SendAway,
     SpeculationResult,
     StageLoadFailed,
     StageReady,
+    StartMigration,
 )
 from runtime.messages.to_agent import AHEAD_STAGES
 from runtime.messages.to_scheduler import HOST_CHANGES
@@ -98,6 +102,10 @@ _COUNTS: dict[type[Message], tuple[str, ...]] = {
     StageReady: ("nbytes", "took", "host"),
     MigrationReady: ("nbytes", "activation_bytes", "copying", "recomputing"),
     AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens", "host_kv", "host_weights"),
+    StartMigration: ("first", "upto"),
+    AttendLoans: ("number",),
+    LoansAttended: ("number",),
+    SendAway: ("lo", "loan", "first", "last"),
     PageRequest: ("lo", "hi"),
     PageData: ("lo", "hi"),
 }
@@ -226,7 +234,9 @@ def _report(message: AgentStats, arrays: Sequence[Array]) -> bool:
 
 
 def _peers(message: PeerList, arrays: Sequence[Array]) -> bool:
-    return not arrays and len(message.tensor_transports) in (0, len(message.agents))
+    return not arrays and all(
+        len(each) in (0, len(message.agents)) for each in (message.tensor_transports, message.sides)
+    )
 
 
 def _meet(message: RendezvousKey, arrays: Sequence[Array]) -> bool:
@@ -263,6 +273,19 @@ def _loaded(message: StageReady, arrays: Sequence[Array]) -> bool:
     return not arrays and message.disk >= -1
 
 
+def _attend(message: AttendLoans, arrays: Sequence[Array]) -> bool:
+    """Return whether queries are one array [tokens, heads, head_dim] with the tokens of its rows."""
+    query = message.query
+    rows = len(query.loans) == len(query.counts) > 0 and all(query.loans) and min(query.counts) > 0
+    whole = rows and query.layer >= 0 and query.kv_heads > 0 and isfinite(query.scaling) and isfinite(query.softcap)
+    shaped = all(len(each.shape) == 3 and each.shape[0] == sum(query.counts) for each in arrays)
+    return whole and len(arrays) <= 1 and shaped
+
+
+def _attended(message: LoansAttended, arrays: Sequence[Array]) -> bool:
+    return not arrays if message.error else 0 < len(arrays) <= 2
+
+
 _CHECKS: dict[type[Message], Callable[..., bool]] = {
     LoadStages: _load,
     ReadAhead: _ahead,
@@ -278,4 +301,6 @@ _CHECKS: dict[type[Message], Callable[..., bool]] = {
     AgentStats: _report,
     PeerList: _peers,
     RendezvousKey: _meet,
+    AttendLoans: _attend,
+    LoansAttended: _attended,
 }

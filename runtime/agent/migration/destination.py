@@ -12,6 +12,9 @@
 - The source only reads, and keeps serving the sequence.
 - Hidden states from which rows were recomputed stay in the activation cache here, as if hops had brought them.
 
+A loan (IL-04) is a migration of a part of a sequence that is never committed: its pages stay, held for the source,
+until the sequence is closed here.
+
 How pages travel, and when a migration pays off, is decided elsewhere.
 """
 
@@ -29,6 +32,8 @@ from runtime.config import AgentConfig
 from runtime.control.agent_io import (
     ActivationsVerified,
     AgentCommand,
+    DropLoan,
+    HoldLoan,
     PagesWritten,
     Send,
     VerifyActivations,
@@ -59,6 +64,7 @@ class IncomingMigrations:
         self._incoming: dict[int, IncomingMigration] = {}
         self._adopted: dict[tuple[str, int], list[tuple[tuple[int, int], str]]] = {}
         self._rows: list[QueuedRow] = []
+        self._dropped: list[int] = []
         self._paces = PaceMemory()
 
     def keys(self) -> set[str]:
@@ -76,6 +82,11 @@ class IncomingMigrations:
         rows, self._rows = self._rows, []
         return rows
 
+    def drop_loans(self) -> list[AgentCommand]:
+        """Return commands that end the loans that are over; each is returned once."""
+        over, self._dropped = self._dropped, []
+        return [DropLoan(loan) for loan in over]
+
     def adopted(self, seq: str, epoch: int) -> list[tuple[tuple[int, int], str]]:
         """Hand over the tables that were committed for a sequence, each with its attention layers."""
         return self._adopted.pop((seq, epoch), [])
@@ -90,16 +101,18 @@ class IncomingMigrations:
         if spec is None and (order.tokens or order.from_activations):
             return self._stuck(order.move, order.seq, f"{order.stage.id} is not loaded here")
         first, last = order.layers
-        if spec is None or spec.kv_layers != last - first:
+        if order.loan:  # no use of the stage, which may leave meanwhile
+            spec = ModelSpec(f"loan of {order.stage.id}", last - first, order.page_tokens, order.upto + 1, 1)
+        elif spec is None or spec.kv_layers != last - first:
             spec = ModelSpec(order.stage.id, last - first, order.page_tokens, order.upto + 1, 1)
         key = self._tables.open(f"{order.seq}!{order.move}", order.stage.lo, spec)
-        if not self._tables.grow(key, order.upto):
+        if not self._tables.grow(key, order.upto - order.first):
             self._tables.release(key)
             return self._stuck(order.move, order.seq, "no room for its pages")
         request = order.request
         sequence = AgentSequence(request, order.epoch, (), ())
         # Without attention layers there are no pages to bring.
-        tokens = order.upto if spec.kv_layers else 0
+        tokens = order.upto - order.first if spec.kv_layers else 0
         ends = TwoEnded(
             tokens, spec.page_tokens, recompute=bool(order.tokens) or order.from_activations, copy=order.copy
         )
@@ -122,7 +135,9 @@ class IncomingMigrations:
 
     def arrived(self, pages: PageData, arrays: Sequence[Array], now: int) -> list[AgentCommand]:
         """Handle pages or hidden states from the source; those that are not awaited any more are dropped."""
-        move, span = self._incoming.get(pages.move), range(pages.lo, pages.hi)
+        move = self._incoming.get(pages.move)
+        first = 0 if move is None else move.order.first
+        span = range(pages.lo - first, pages.hi - first)
         if pages.before:
             return [] if move is None else self._fetched(move, pages, arrays, now)
         if move is None or not move.ends.awaits(span):
@@ -130,9 +145,10 @@ class IncomingMigrations:
         if pages.error or len(arrays) != 1:
             move.ends.copy_failed(span)
             return self._go_on(move, now)
-        places = self._tables.pages(move.key, pages.lo, pages.hi)
-        move.writing[pages.lo, pages.hi] = len(arrays[0].data) if hasattr(arrays[0].data, "__len__") else 0
-        return [WritePages(places, arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
+        lo, hi = span.start, span.stop
+        places = self._tables.pages(move.key, lo, hi)
+        move.writing[lo, hi] = len(arrays[0].data) if hasattr(arrays[0].data, "__len__") else 0
+        return [WritePages(places, arrays[0], pages.digest, pages.move, lo, hi)]
 
     def written(self, event: PagesWritten, now: int) -> list[AgentCommand]:
         """Handle the engine's answer for written pages."""
@@ -274,10 +290,15 @@ class IncomingMigrations:
         if move.told == order.upto:
             return []
         move.told = order.upto
+        out: list[AgentCommand] = []
+        if order.loan:
+            self._tables.book.lend(move.key)
+            out.append(HoldLoan(order.move, self._tables.book.groups_of(move.key), order.upto - order.first))
         self._paces.end(order.stage.id, order.source, move.pace)
         fetched, reason = (move.fetch.nbytes, move.fetch.reason) if move.fetch is not None else (0, "")
         copied, recomputed = ends.copied_spans, ends.recomputed_spans
         return [
+            *out,
             Send(
                 SCHEDULER,
                 MigrationReady(
@@ -292,11 +313,13 @@ class IncomingMigrations:
                     move.copying,
                     move.recomputing,
                 ),
-            )
+            ),
         ]
 
     def _discard_move(self, move: IncomingMigration) -> None:
         del self._incoming[move.order.move]
+        if move.order.loan and move.told >= 0:
+            self._dropped.append(move.order.move)
         self._tables.release(move.key)
         if move.fetch is not None:
             self._kept.discard_spans(move.order.seq, move.fetch.before)

@@ -191,7 +191,17 @@ class IncomingMigration:
     def _want(self, lo: int, hi: int, before: int = 0) -> Send:
         order = self.order
         return Send(
-            order.source, PageRequest(order.move, order.seq, order.epoch, order.layers, lo, hi, self.device, before)
+            order.source,
+            PageRequest(
+                order.move,
+                order.seq,
+                order.epoch,
+                order.layers,
+                order.first + lo,
+                order.first + hi,
+                self.device,
+                before,
+            ),
         )
 
     @property

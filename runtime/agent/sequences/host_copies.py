@@ -301,9 +301,10 @@ class HostCopies:
         copy.dropped = True
         if copy.leaving:
             return []
-        self.nbytes -= copy.nbytes
+        freed, copy.nbytes = copy.nbytes, 0  # a sequence that is about to be closed may still wait for it
+        self.nbytes -= freed
         copy.arrays.clear()
-        return [ShareHostMemory(-copy.nbytes)]
+        return [ShareHostMemory(-freed)] if freed else []
 
     def _record(self, out: bool, nbytes: int, took: int) -> None:
         if nbytes and len(self._times) < _REPORTED:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from runtime.kv.pages import Group, OutOfPages, PageBook, groups_for
-from runtime.types import ModelSpec
+from runtime.types import ModelSpec, SentAway
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class SequencePageTables:
         self._leaving: set[str] = set()
         self._serial = 0
         self.released: list[str] = []
+        #: What the next plan tells the engine of pages that are on other devices now.
+        self.sent_away: list[SentAway] = []
 
     def open(self, seq: str, lo: int, spec: ModelSpec) -> str:
         """Open an empty table for a stage of a sequence and return its key. `lo`: the stage's first component."""
@@ -179,6 +181,25 @@ class SequencePageTables:
         """Mark what lies behind the first `tokens` tokens as unwritten: it is about to be written again."""
         if self.book.tokens_of(key) > tokens:
             self.book.rewind(key, tokens)
+
+    def send_away(self, key: str, creditor: str, loan: int, first: int, last: int) -> bool:
+        """Free the pages of tokens [first, last) of a table, which another device has now (`PageBook.send_away`).
+
+        Returns False, and changes nothing, if that is not possible.
+        """
+        if key in self._writing or key not in self.told:
+            return False
+        try:
+            self.book.send_away(key, last)
+        except (ValueError, KeyError):
+            return False
+        self.sent_away.append(SentAway(key, creditor, loan, first, last))
+        return True
+
+    def take_sent_away(self) -> tuple[SentAway, ...]:
+        """Return what the engine has to learn of pages on other devices; each is returned once."""
+        gone, self.sent_away = tuple(self.sent_away), []
+        return gone
 
     def release(self, key: str) -> None:
         """Free a table now, or after the step that writes it."""

@@ -29,7 +29,9 @@ from runtime.control.agent_io import (
     CopiedOut,
     CopyIn,
     CopyOut,
+    DropLoan,
     DropStage,
+    HoldLoan,
     HostChanged,
     LoadStage,
     PagesWritten,
@@ -44,6 +46,7 @@ from runtime.control.agent_io import (
     VerifyActivations,
     WritePages,
 )
+from runtime.loans import LoanEngine
 from runtime.messages import Message
 from runtime.transport.checksums import ArrayChecksums
 from runtime.transport.link import Link
@@ -93,6 +96,10 @@ class CommandExecutor:
                 verified = self._checksums.verified(command.data, command.digest)
                 error = "" if verified else "the hidden states do not verify: their digest is another"
                 return ActivationsVerified(command.move, command.lo, command.hi, error)
+            case HoldLoan() if isinstance(self._engine, LoanEngine):
+                self._engine.hold_loan(command.loan, command.groups, command.tokens)
+            case DropLoan() if isinstance(self._engine, LoanEngine):
+                self._engine.drop_loan(command.loan)
             case CopyOut():
                 return self._copy_out(command)
             case CopyIn():

@@ -26,7 +26,7 @@ from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, LaunchedStep, Launching, StageResult, StepRunner
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.control.agent_io import AgentCommand, Send, StageStep
-from runtime.types import EngineLost, StepPlan
+from runtime.types import EngineLost, LoanLost, StepPlan
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +68,11 @@ class _Outcomes:
     def failed(self, error: Exception) -> list[AgentCommand]:
         """Report the oldest step as failed to the agent.
 
-        If that step was finished already, the agent raises: a defect, which ends the loop.
+        If that step was finished already, the agent raises: a defect, which ends the loop. Where K and V on another
+        device are lost, its sequences run again, and the engine has not failed.
         """
+        if isinstance(error, LoanLost):
+            return self._agent.fail_step(str(error), self._clock(), self._lane, retry=True)
         commands = self._agent.fail_step(f"the engine failed: {public(error)}", self._clock(), self._lane)
         self._failures += 1
         if self._failures >= MAX_FAILURES:

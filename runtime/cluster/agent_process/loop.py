@@ -32,6 +32,7 @@ from runtime.chains import Array, HostMemory, IdleWork, StageEngine
 from runtime.cluster.agent_process.commands import CommandExecutor
 from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.lanes import lanes_for
+from runtime.cluster.agent_process.side_link import SideClient, SidePeers
 from runtime.cluster.errors import public
 from runtime.config import DirectConfig
 from runtime.control.agent_io import AgentCommand, AgentEvent, Send
@@ -80,6 +81,7 @@ class AgentSettings:
         server: The machine; devices of one machine are near each other (BL-26). Empty: the host's name.
         own_lane: Whether stand-ins run on a thread or stream of their own (BL-25).
         direct: How tensors go directly from device to device; None: through host memory (BL-33).
+        loan_seconds: Longest wait for attention to K and V on another device; 0: there are no loans (IL-04).
     """
 
     weights: int = 0
@@ -89,6 +91,7 @@ class AgentSettings:
     server: str = ""
     own_lane: bool = False
     direct: DirectConfig | None = None
+    loan_seconds: float = 0.0
 
 
 class _Severed(Exception):
@@ -106,6 +109,9 @@ class AgentLoop:
         messenger: Has the scheduler's address already; closed by the caller.
         version: Of this program; an agent of another version than the scheduler's is refused.
         directed: The link over the same messenger, if tensors may go directly.
+        side: Address at which the agent answers queries to lent pages; empty: it does not.
+        side_peers: Gets those of the other agents.
+        side_client: Asks them in steps, on the same thread.
     """
 
     def __init__(
@@ -117,7 +123,14 @@ class AgentLoop:
         version: str,
         clock: Callable[[], int] = time.monotonic_ns,
         directed: TensorLink | None = None,
+        side: str = "",
+        side_peers: SidePeers | None = None,
+        side_client: SideClient | None = None,
     ) -> None:
+        self._side, self._side_peers = side, side_peers
+        if side_client is not None:
+            side_client.look = self._look_beside
+        self._came: list[Envelope | PeerCut] = []
         self._engine, self._agent, self._clock, self._directed = engine, agent, clock, directed
         self._messenger: Link = directed or messenger
         self._settings, self._version, self._executor = (
@@ -215,12 +228,13 @@ class AgentLoop:
                 pid=os.getpid(),
                 activation_cache_bytes=self._agent.inputs,
                 tensor_transport="" if self._directed is None else self._directed.process_group,
-                lacks=tuple(sorted(engine.lacks)),
+                lacks=tuple(sorted(engine.lacks if self._side else engine.lacks | {"loans"})),
                 budget=settings.budget,
                 fetch_sets=self._agent.fetch_sets,
                 recompute_chunk=self._agent.recompute_chunk,
                 host_memory=self._agent.host_memory,
                 between_steps=self._agent.between_steps,
+                side=self._side,
             ),
         )
 
@@ -238,13 +252,30 @@ class AgentLoop:
 
     def _receive(self, timeout: float) -> None:
         self._busy_since = None
-        items = self._messenger.receive(timeout)
+        came, self._came = self._came, []
+        items = [*came, *self._messenger.receive(0.0 if came else timeout)]
         self._busy_since = self._clock()
         for item in items:
             if isinstance(item, PeerCut):
                 self._cut(item)
             else:
                 self._handle_envelope(item)
+
+    def _look_beside(self) -> None:
+        """Read messages while a step waits for another agent: is that one gone, the step need not wait.
+
+        They are handled after the step, in their order.
+        """
+        came = self._messenger.receive(0.0)
+        self._came += came
+        for item in came:
+            if isinstance(item, Envelope) and item.sender == SCHEDULER and isinstance(item.message, PeerList):
+                self._learn_sides(item.message)
+
+    def _learn_sides(self, peers: PeerList) -> None:
+        if self._side_peers is not None:
+            sides = zip(peers.agents, peers.sides, strict=False)
+            self._side_peers.update({name: (incarnation, side) for (name, incarnation, _), side in sides})
 
     def _look(self) -> None:
         """Carry out what is due by time."""
@@ -300,6 +331,7 @@ class AgentLoop:
                 self._messenger.learn(name, incarnation, address)
                 if self._directed is not None:
                     self._directed.reach(name, process_group)
+        self._learn_sides(peers)
         self._agents = {name: incarnation for name, incarnation in now.items() if name != self._agent.device}
 
     def _cut(self, cut: PeerCut) -> None:

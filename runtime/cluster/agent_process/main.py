@@ -29,9 +29,11 @@ from runtime.chains import StageEngine, looks_ahead
 from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.heartbeat import beat
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
+from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideServer, side_messengers
 from runtime.cluster.errors import public
 from runtime.cluster.version import own_version
 from runtime.config import AgentConfig, DirectConfig
+from runtime.loans import LoanEngine
 from runtime.messages import SCHEDULER
 from runtime.transport.interfaces import Connectable, TensorTransport
 from runtime.transport.keys import Keys
@@ -155,11 +157,22 @@ def be(
         heart = Messenger(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")
         for each in (messenger, heart):
             each.learn(SCHEDULER, 0, identity.scheduler, calls=False)
+        sides = _sides(identity, engine, ahead or identity.settings.own_lane, keys, context)
     except (ValueError, zmq.ZMQError) as error:
         return AgentEnded(AgentExit.LOST, f"it cannot listen: {error}")
     directed = None if direct is None else TensorLink(identity.device, messenger, direct)
     loop, over = (
-        AgentLoop(engine, agent, messenger, identity.settings, own_version(), directed=directed),
+        AgentLoop(
+            engine,
+            agent,
+            messenger,
+            identity.settings,
+            own_version(),
+            directed=directed,
+            side="" if sides is None else sides[0].address,
+            side_peers=None if sides is None else sides[2],
+            side_client=None if sides is None else sides[1],
+        ),
         threading.Event(),
     )
     pulse = threading.Thread(
@@ -174,8 +187,29 @@ def be(
         pulse.join()
         if directed is not None:
             directed.close()
+        if sides is not None:
+            sides[0].close()
+            sides[1].close()
         heart.close()
         messenger.close()
+
+
+def _sides(
+    identity: Identity, engine: StageEngine, overlaps: bool, keys: Keys | None,
+    context: zmq.Context[zmq.Socket[bytes]] | None,
+) -> tuple[SideServer, SideClient, SidePeers] | None:  # fmt: skip
+    """Return both ends of the link over which K and V on other devices are attended to; None if there are no loans.
+
+    `overlaps`: whether steps overlap: their engines do not wait for other devices.
+    """
+    seconds = identity.settings.loan_seconds
+    if not seconds or overlaps or not isinstance(engine, LoanEngine):
+        return None
+    peers = SidePeers()
+    server, client = side_messengers(identity.device, identity.incarnation, identity.bind, keys, context)
+    asks = SideClient(client, peers, seconds)
+    engine.borrow(asks)
+    return SideServer(engine, server, peers), asks, peers
 
 
 def _direct(engine: StageEngine, config: DirectConfig | None, bind: str) -> TensorTransport | None:

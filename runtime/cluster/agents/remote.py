@@ -54,6 +54,7 @@ class RemoteAgents:
         self.lifecycles = AgentLifecycles(names, config)
         self._addresses: dict[str, tuple[int, str]] = {}
         self._rails: dict[str, str] = {}
+        self._sides: dict[str, str] = {}
         self.reports: dict[str, AgentStats] = {}
         self._page_bytes: int | None = None
         self._deaths: queue.SimpleQueue[AgentDied] = queue.SimpleQueue()
@@ -168,6 +169,7 @@ class RemoteAgents:
         self._page_bytes = ready.page_bytes
         self._addresses[device] = incarnation, ready.address
         self._rails[device] = ready.tensor_transport
+        self._sides[device] = ready.side
         self._introduce()
         return [ready]
 
@@ -184,7 +186,7 @@ class RemoteAgents:
             return f"its pages have {ready.page_bytes} bytes, those of the cluster {self._page_bytes}"
         if ready.page_capacity < 1 or ready.page_bytes < 1 or ready.weights < 0:
             return "it has no room for a page"
-        if not ADDRESS.fullmatch(ready.address):
+        if not ADDRESS.fullmatch(ready.address) or (ready.side and not ADDRESS.fullmatch(ready.side)):
             return "it gives no address that others could reach it at"
         return None
 
@@ -219,9 +221,11 @@ class RemoteAgents:
     def _introduce(self) -> None:
         """Send all agents the list of agents."""
         rails = tuple(self._rails.get(device, "") for device in self._addresses)
+        sides = tuple(self._sides.get(device, "") for device in self._addresses)
         peers = PeerList(
             tuple((device, incarnation, address) for device, (incarnation, address) in self._addresses.items()),
             rails if any(rails) else (),
+            sides if any(sides) else (),
         )
         for device in self._addresses:
             self.send(device, peers)

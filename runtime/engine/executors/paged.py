@@ -33,11 +33,14 @@ def eager(batches: Mapping[str, ModelBatch], units: ComponentPool, pool: PagePoo
 
 
 def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
-    """Close the sequences that the plan releases and open those that it opens."""
+    """Close the sequences that the plan releases, record what other devices hold, and open those that it opens."""
     for seq in plan.released:
         for model in models.values():
             if seq in model.sequences:
                 model.close(seq)
+    for one in plan.sent_away:
+        for model in models.values():
+            model.send_away(one)
     for opened in plan.opened:
         models[opened.request.model].open(opened.request, opened.output)
 

@@ -25,6 +25,7 @@ import torch
 
 from runtime.chains import Array, Lack, LaunchedStep, Likeness, LoadedUnits, Stage, StageResult, StepRunner
 from runtime.config import AheadChoice, DirectConfig, EngineConfig
+from runtime.engine.attention.lent import LentPages
 from runtime.engine.attention.varlen import page_multiple
 from runtime.engine.executors.device import enter_device, pool_bytes
 from runtime.engine.executors.second_lane import ReleasedTables, SecondLane
@@ -35,6 +36,7 @@ from runtime.engine.sampling.output import Sampling
 from runtime.engine.step.decode_reuse import DecodeReuse
 from runtime.engine.tensors.convert import array_of, joined, likeness, staying
 from runtime.kv.pool import PagePool
+from runtime.loans import LoanLink, LoanQuery
 from runtime.types import EngineMemory, ModelSpec, Opened, StepPlan
 from zoo.store import Store
 
@@ -71,6 +73,8 @@ class StagedEngine:
         self._decode_reuse = (
             DecodeReuse(self._registry.units) if kernels is not None and not self._trace and not self._ahead else None
         )
+        units = self._registry.units
+        self._lent = LentPages(units.attention, self._pool.second_lane(), units.device)
         self._before: Sampling | None = None
         self._over = 0  # perf_counter_ns at which a result was last read
         self._turn, self._released = threading.Lock(), ReleasedTables(self._registry.models)
@@ -235,6 +239,18 @@ class StagedEngine:
         links = DirectLinks(rail_for(self._registry.units.device, host), config)
         self._stays = True
         return links
+
+    def borrow(self, link: LoanLink) -> None:
+        self._registry.units.loans = link
+
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
+        self._lent.hold_loan(loan, groups, tokens)
+
+    def drop_loan(self, loan: int) -> None:
+        self._lent.drop_loan(loan)
+
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        return self._lent.attend(query, arrays)
 
     def _clear_reuse(self) -> None:
         if self._decode_reuse is not None:

@@ -82,8 +82,10 @@ def stepped(
     Raises ValueError for rows without input hidden states, or with inputs of the wrong size.
     """
     begin = time.perf_counter_ns()
-    if plan.released or plan.opened:
+    if plan.released or plan.opened or plan.sent_away:
         learn(models, plan)
+        if plan.sent_away and decode_reuse is not None:
+            decode_reuse.clear()
     if any([row.new_pages for row in plan.rows]):  # noqa: C419  # a list is faster, and this runs in every step
         open_pages(models, pool, plan)
     made = (
@@ -94,12 +96,13 @@ def stepped(
     if made is not None:
         return Begun(plan.step, begin, None, made)
     batches = {name: _begun(batch, inputs, units.device) for name, batch in laid(models, plan, before).items()}
-    logits = None if graphs is None else graphs.forward(batches)
+    away = any(batch.away for batch in batches.values())
+    logits = None if graphs is None or away else graphs.forward(batches)
     if logits is not None:
         return Begun(plan.step, begin, *_replayed(batches, units, logits, stays, before))
     run = eager(batches, units, pool, trace)
     sampling = run.sample(units.operations.largest, before)
-    if decode_reuse is not None:
+    if decode_reuse is not None and not away:
         sampling.read()
         decode_reuse.remember_step(plan, batches, run)
     told = ReusedStep(_NOTHING, _outputs(batches, run.behind, stays), tuple(run.segments))

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
 from runtime.chains import Array, Lack, Likeness, Stacked, Stage, StageResult, StepRunner
 from runtime.engine.fakes.faults import FakeFault, require
+from runtime.engine.fakes.integer_checks import WORD, HeldTable, verify_input, verify_row
 from runtime.engine.fakes.integer_lanes import IntegerLanes
+from runtime.engine.fakes.integer_loans import IntegerLoans
 from runtime.engine.fakes.integer_model import (
     PRIME,
     IntegerModel,
@@ -32,30 +34,20 @@ from runtime.engine.fakes.integer_model import (
     prompt_logprobs_of,
     sampled_of,
 )
-from runtime.kv.pages import Group
-from runtime.types import EngineMemory, ModelSpec, Opened, PromptLogprobs, Row, Sampled, StepPlan, StepResult
+from runtime.loans import LoanLink, LoanQuery
+from runtime.types import (
+    EngineMemory,
+    LoanLost,
+    ModelSpec,
+    Opened,
+    PromptLogprobs,
+    Row,
+    Sampled,
+    SentAway,
+    StepPlan,
+    StepResult,
+)
 from zoo.errors import NotFound, NotServable
-
-#: Bytes of a value.
-_WORD = 8
-
-
-@dataclass(slots=True)
-class _HeldTable:
-    """A sequence on a stage.
-
-    Fields:
-        known: Its first tokens, as far as it was opened with them.
-        groups: Page groups in its table.
-        computed: Number of tokens that have run.
-    """
-
-    opened: Opened
-    stage: Stage
-    spec: ModelSpec
-    known: tuple[int, ...]
-    groups: list[Group] = field(default_factory=list)
-    computed: int = 0
 
 
 class IntegerEngine:
@@ -92,9 +84,10 @@ class IntegerEngine:
         self._pool = bytearray(page_capacity * page_bytes)
         self._words = memoryview(self._pool).cast("q")
         self._stages: dict[str, Stage] = {}
-        self._held: dict[str, _HeldTable] = {}
+        self._held: dict[str, HeldTable] = {}
         self._tables: dict[int, set[str]] = {}  # page -> sequences with the page in their tables
         self._lanes = IntegerLanes(self, pace)
+        self._loans = IntegerLoans(self._sums)
         self._brought: set[int] = set()  # pages not written since `write_pages`
         self.touched: set[int] = set()  # pages with memory: written since they were returned last
         self._failed: set[str] = set()  # sequences of failed steps; these may be released without being open
@@ -126,7 +119,7 @@ class IntegerEngine:
             raise NotFound(f"no model named {stage.model!r}")
         if not 0 <= stage.lo < stage.hi <= len(model.parts):
             raise NotServable(f"{stage.id}: {stage.model} has {len(model.parts)} components")
-        if model.spec.page_tokens * 2 * _WORD > self._page_bytes:
+        if model.spec.page_tokens * 2 * WORD > self._page_bytes:
             raise NotServable(
                 f"{stage.id}: {model.spec.page_tokens} tokens do not fit a page of {self._page_bytes} bytes"
             )
@@ -175,9 +168,26 @@ class IntegerEngine:
         self._brought.update(pages)
         self.touched.update(pages)
 
+    def borrow(self, link: LoanLink) -> None:
+        self._loans.link = link
+
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
+        require(tokens * 2 * WORD == len(groups) * self._page_bytes, f"loan {loan}: {len(groups)} groups, {tokens}")
+        self._loans.hold_loan(loan, groups)
+
+    def drop_loan(self, loan: int) -> None:
+        self._loans.drop_loan(loan)
+
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        return self._loans.attend(query)
+
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         """Run a step. Raises PlanViolation, or FakeFault where a test requested it."""
-        return self._lanes.run(plan, inputs)
+        try:
+            return self._lanes.run(plan, inputs)
+        except LoanLost:
+            self._failed.update([row.seq for row in plan.rows], [one.request.seq for one in plan.opened], plan.released)
+            raise
 
     def second_lane(self) -> StepRunner:
         self._lanes.several = True
@@ -186,6 +196,8 @@ class IntegerEngine:
     def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int:
         """Release, open and check the plan; return the nanoseconds that the step takes. Raises as `run`."""
         self._release(plan.released)
+        for one in plan.sent_away:
+            self._send_away(one)
         self._open(plan.opened)
         if plan.step in self._fail_at:
             self._failed.update([row.seq for row in plan.rows], [one.request.seq for one in plan.opened], plan.released)
@@ -219,9 +231,23 @@ class IntegerEngine:
     def _release(self, released: Iterable[str]) -> None:
         for seq in released:
             held = self._held.pop(seq, None)
+            self._loans.forget_sequence(seq)
             require(held is not None or seq in self._failed, f"released sequence {seq} is unknown")
             for page in {page for group in held.groups for page in group} if held is not None else ():
                 self._tables[page].discard(seq)
+
+    def _send_away(self, one: SentAway) -> None:
+        held = self._held.get(one.seq)
+        if held is None:  # it has been closed since
+            return
+        width = held.spec.page_tokens
+        first, last = one.first // width, one.last // width
+        here = self._loans.first_here(one.seq)
+        require(here == one.first < one.last <= held.computed, f"{one.seq}: tokens {one.first} to {one.last} go away")
+        for page in (page for group in held.groups[first:last] for page in group):
+            self._tables[page].discard(one.seq)
+        held.groups[first:last] = [()] * (last - first)
+        self._loans.send_away(one)
 
     def _open(self, opened: Iterable[Opened]) -> None:
         for one in opened:
@@ -234,7 +260,7 @@ class IntegerEngine:
                 f"sequence {request.seq} is not named for {stage.id}",
             )
             spec = self._spec(stage)
-            self._held[request.seq] = _HeldTable(
+            self._held[request.seq] = HeldTable(
                 one, stage, spec, (*[0] * spec.virtual_tokens, *request.prompt, *one.output)
             )
 
@@ -250,32 +276,14 @@ class IntegerEngine:
                 new[page].add(row.seq)
         for row in rows:
             held = self._held[row.seq]
-            self._verify_row(row, held)
-            self._verify_input(row, held, inputs.get(row.seq))
+            verify_row(row, held, self._is_last(held.stage))
+            require(self._follows(row, held), f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
+            verify_input(row, held, self._parts(held.stage), inputs.get(row.seq))
             for page in self._writes(row, held):
                 others = (self._tables.get(page, set()) | new.get(page, set())) - {row.seq}
                 require(not others, f"{row.seq}: writes page {page}, which is {', '.join(sorted(others))}'s, too")
 
-    def _verify_row(self, row: Row, held: _HeldTable) -> None:
-        spec, end = held.spec, row.start + len(row.tokens)
-        groups = len(held.groups) + len(row.new_pages)
-        prompt = spec.virtual_tokens + len(held.opened.request.prompt)
-        require(row.model == held.stage.id, f"{row.seq} belongs to {held.stage.id}, not {row.model}")
-        require(bool(row.tokens), f"{row.seq}: no tokens to run")
-        require(
-            all(len(group) == spec.kv_layers for group in row.new_pages),
-            f"{row.seq}: a group is not one page per layer",
-        )
-        require(not spec.kv_layers or groups * spec.page_tokens >= end, f"{row.seq}: {groups} groups for {end} tokens")
-        require(self._follows(row, held), f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
-        require(end - spec.virtual_tokens <= spec.max_model_len, f"{row.seq}: {end} tokens are too many")
-        require(not row.sample or self._is_last(held.stage), f"{row.seq}: samples without a head")
-        require(
-            not row.sample or end == prompt + row.generated,
-            f"{row.seq}: {end} tokens are not its prompt and {row.generated}",
-        )
-
-    def _follows(self, row: Row, held: _HeldTable) -> bool:
+    def _follows(self, row: Row, held: HeldTable) -> bool:
         """Return whether a row continues its sequence.
 
         It must start after the tokens that have run, or after those that `write_pages` has written since.
@@ -287,30 +295,6 @@ class IntegerEngine:
         return all(
             page in self._brought for group in held.groups[held.computed // held.spec.page_tokens :] for page in group
         )
-
-    def _verify_input(self, row: Row, held: _HeldTable, given: Array | None) -> None:
-        entered = self._parts(held.stage)[: row.enters]
-        require(
-            all(0 < at < len(self._parts(held.stage)) and at > row.enters for at in row.saves) and row.enters >= 0
-            and (not row.enters or any(part.attends for part in entered)),
-            f"{row.seq}: enters at {row.enters}, saves {row.saves}",
-        )  # fmt: skip
-        if held.stage.lo or row.enters:
-            require(not row.enters or not row.sample, f"{row.seq}: samples a row that enters inside its stage")
-            require(given is not None, f"{row.seq}: no hidden states to start from")
-            require(not any(row.tokens), f"{row.seq}: tokens where hidden states are to come from")
-            known = given is not None and (given.dtype, given.shape, memoryview(given.data).nbytes)
-            require(
-                known == ("int64", (len(row.tokens), 1), _WORD * len(row.tokens)),
-                f"{row.seq}: its hidden states are {known}",
-            )
-            return
-        require(given is None, f"{row.seq}: hidden states where it starts from tokens")
-        require(
-            all(0 <= token < held.spec.vocab_size for token in row.tokens), f"{row.seq}: tokens beyond the vocabulary"
-        )
-        known_tokens = held.known[row.start : row.start + len(row.tokens)]
-        require(row.tokens[: len(known_tokens)] == known_tokens, f"{row.seq}: these are not its tokens")
 
     # -- running a step ------------------------------------------------------------------------------------------------
 
@@ -341,7 +325,7 @@ class IntegerEngine:
             ]
         return values
 
-    def _attend(self, held: _HeldTable, layer: int, start: int, values: Sequence[int]) -> Sequence[int]:
+    def _attend(self, held: HeldTable, layer: int, start: int, values: Sequence[int]) -> Sequence[int]:
         """Write values at positions `start, start + 1, …` into their pages.
 
         Returns for each one the sum over all tokens up to it.
@@ -353,19 +337,29 @@ class IntegerEngine:
         before = self._past(held, layer, start)
         return list(accumulate(((at + 1) * kept(x) for at, x in enumerate(values, start)), initial=before))[1:]
 
-    def _past(self, held: _HeldTable, layer: int, upto: int) -> int:
-        """Return the sum over positions below `upto`, read from the pages."""
-        total, width = 0, held.spec.page_tokens
-        for first in range(0, upto, width):
+    def _past(self, held: HeldTable, layer: int, upto: int) -> int:
+        """Return the sum over positions below `upto`, read from the pages here and on other devices."""
+        seq, width = held.opened.request.seq, held.spec.page_tokens
+        total = self._loans.past(seq, layer)
+        for first in range(self._loans.first_here(seq), upto, width):
             weights = range(first + 1, min(first + width, upto) + 1)
             for at in self._at(held.groups[first // width][layer]):
                 total += sum(map(mul, weights, self._words[at : at + len(weights)]))
         return total
 
+    def _sums(self, pages: Sequence[int]) -> tuple[int, int]:
+        """Return the sums of `fakes.integer_loans` over all tokens of these pages."""
+        values = [
+            self._words[k + at] + self._words[v + at]
+            for k, v in map(self._at, self._in_range(pages))
+            for at in range(self._page_bytes // WORD // 2)
+        ]
+        return sum((at + 1) * value for at, value in enumerate(values)), sum(values)
+
     def _at(self, page: int) -> tuple[int, int]:
         """Return the first words of a page's K and V."""
-        k = page * self._page_bytes // _WORD
-        return k, k + self._page_bytes // _WORD // 2
+        k = page * self._page_bytes // WORD
+        return k, k + self._page_bytes // WORD // 2
 
     def _in_range(self, pages: Sequence[int]) -> Sequence[int]:
         for page in pages:
@@ -382,7 +376,7 @@ class IntegerEngine:
         layers = sum(part.attends for part in self._parts(stage))
         return replace(self._models[stage.model].spec, name=stage.id, kv_layers=layers)
 
-    def _writes(self, row: Row, held: _HeldTable) -> set[int]:
+    def _writes(self, row: Row, held: HeldTable) -> set[int]:
         """Return the pages that a row writes: those of the layers that it passes."""
         groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
         first = sum(part.attends for part in self._parts(held.stage)[: row.enters])

@@ -102,6 +102,8 @@ class Program:
         """
         if self._geometries and (paging is None or paging.tokens is not None or len(paging.spans) != frame.tokens):
             return False
+        if paging is not None and paging.away:
+            return False  # it reads all pages here
         return self._plain(hidden, frame, rotary)
 
     def takes_cells(

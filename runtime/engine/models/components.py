@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from runtime.config import Weights
 from runtime.engine.adapters.bottleneck import BottleneckRows
+from runtime.engine.attention.away import AwayAttention
 from runtime.engine.attention.varlen import device_attention
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Added
@@ -35,7 +36,8 @@ from runtime.engine.layers.rotary import looked_up
 from runtime.engine.models.adapters_ahead import AdaptersAhead
 from runtime.engine.models.idle_units import KEPT, IdleUnits
 from runtime.engine.models.load_tiers import LoadTiers
-from runtime.engine.step.context import PagedMaker
+from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
+from runtime.loans import LoanLink
 from surgery.chains.plan import ChainLink
 from surgery.families.table import FAMILIES
 from surgery.modules.build import build, build_stitch
@@ -105,6 +107,7 @@ class ComponentPool:
 
     Fields:
         lock: Is held by all that changes the pools.
+        loans: Reaches the devices that hold page sets for this one; None where none does.
         idle_bytes: Bytes of units without users that are kept, and of K and V in host memory.
     """
 
@@ -115,6 +118,7 @@ class ComponentPool:
     kernels: Kernels | None = None
     mixed: bool = False
     idle_bytes: int = 0
+    loans: LoanLink | None = None
     units: dict[str, SharedComponent] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
     packs: PackedWeights = field(init=False)
@@ -136,6 +140,10 @@ class ComponentPool:
             self.operations, self.attention = StockOperations(), device_attention(self.device)
         else:
             self.operations, self.attention = NativeOperations(self.kernels), native_attention(self.kernels)
+
+    def attend(self, paging: PagedMetadata) -> AttentionBackend:
+        """Return the attention over a paging, of which other devices may hold page sets."""
+        return AwayAttention(self.attention, paging, self.loans) if paging.away else self.attention(paging)
 
     def widens(self, dtype: torch.dtype) -> bool:
         """Return whether models of this dtype have float32 activations (`engine.layers.mixed_precision`)."""

@@ -173,6 +173,7 @@ def spec_of(
         kind=manifest.kind,
         base=manifest.base,
         virtual_tokens=virtual,
+        windowed=bool(settings.get("sliding_window")) and settings.get("use_sliding_window") is not False,
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from runtime.chains import Stage
 from runtime.engine.models.components import SharedComponent
 from runtime.kv.transfers import put
-from runtime.types import ModelSpec, SequenceRequest
+from runtime.types import ModelSpec, SentAway, SequenceRequest
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest
 
@@ -29,12 +29,14 @@ class Held:
         output: Tokens that it has produced.
         slot: Its row in the model's page tables.
         groups: Page groups in its table.
+        away: What other devices hold of it, the first tokens first.
     """
 
     request: SequenceRequest
     output: list[int]
     slot: int
     groups: int = 0
+    away: tuple[SentAway, ...] = ()
 
 
 class PageTables:
@@ -71,6 +73,11 @@ class PageTables:
         pages = put([page for group in groups for page in group], self.data.device)
         self.data[sequence.slot, :, sequence.groups : end] = pages.view(len(groups), self.data.shape[1]).t()
         sequence.groups = end
+        self.version += 1
+
+    def remove(self, sequence: Held, groups: int) -> None:
+        """Replace a sequence's first page groups by padding: they are on another device."""
+        self.data[sequence.slot, :, :groups] = self.padding
         self.version += 1
 
 
@@ -161,6 +168,13 @@ class LoadedModel:
     def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
         """Open a sequence: allocate its slot in the page tables."""
         self.sequences[request.seq] = Held(request, list(output), self.tables.open())
+
+    def send_away(self, one: SentAway) -> None:
+        """Record that another device has page sets of a sequence; one that is not open is ignored."""
+        held = self.sequences.get(one.seq)
+        if held is not None:
+            held.away = (*held.away, one)
+            self.tables.remove(held, one.last // self.spec.page_tokens)
 
     def close(self, seq: str) -> None:
         """Drop a sequence and free its slot."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from runtime.engine.models.components import SharedComponent
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.step.context import AdapterSpan, ForwardContext, PagedMetadata, RowSpan, VirtualSpan
-from runtime.types import Row
+from runtime.types import Row, SentAway
 from surgery.modules.components import Where
 
 
@@ -51,6 +51,12 @@ class ModelBatch:
     @property
     def tokens(self) -> int:
         return len(self.ids)
+
+    @property
+    def away(self) -> dict[int, tuple[SentAway, ...]]:
+        """What other devices hold of its rows, by the number of the row."""
+        held = [self.model.sequences[row.seq].away for row in self.rows]
+        return {at: loans for at, loans in enumerate(held) if loans}
 
     @property
     def saves(self) -> frozenset[int]:

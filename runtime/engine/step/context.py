@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from runtime.kv.pool import Geometry, PagePool, PageView
+from runtime.types import SentAway
 
 if TYPE_CHECKING:
     from runtime.engine.attention.interface import Tokens
@@ -68,6 +69,26 @@ class VirtualSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class AwayRow:
+    """A row of which other devices hold the first page sets (IL-04).
+
+    Fields:
+        row: Its index in the paging.
+        shift: Number of its attention layers before the first one of the paging.
+        loans: What they hold, the first tokens first.
+    """
+
+    row: int
+    shift: int
+    loans: tuple[SentAway, ...]
+
+    @property
+    def last(self) -> int:
+        """The first token whose pages are here."""
+        return self.loans[-1].last
+
+
+@dataclass(frozen=True, slots=True)
 class PagedMetadata:
     """The pages of a context's tokens, for those of its models that share one page size.
 
@@ -81,6 +102,7 @@ class PagedMetadata:
         token_offsets: Slot of each token in its page [tokens].
         held: Tokens in the pages of each row, where that is not all of them up to the span's end: a token of a row
             attends to these as far as they come before it or are its own (IL-01).
+        away: The rows of which other devices hold page sets; these have padding in `tables`.
     """
 
     pool: PagePool
@@ -92,6 +114,7 @@ class PagedMetadata:
     token_pages: Tensor
     token_offsets: Tensor
     held: tuple[int, ...] | None = None
+    away: tuple[AwayRow, ...] = ()
 
     def reach(self, row: int) -> int:
         """Return how many tokens of its pages a row's last token attends to; as in `lengths`."""

@@ -20,9 +20,18 @@ from torch import Tensor
 
 from runtime.engine.models.components import ComponentPool, SharedComponent
 from runtime.engine.step.batch import ModelBatch, RowChunk, StepProgram, adapter_spans, virtual_spans
-from runtime.engine.step.context import AdapterMix, AttentionBackend, ForwardContext, Kept, PagedMetadata, RowSpan
+from runtime.engine.step.context import (
+    AdapterMix,
+    AttentionBackend,
+    AwayRow,
+    ForwardContext,
+    Kept,
+    PagedMetadata,
+    RowSpan,
+)
 from runtime.kv.pool import PagePool
 from runtime.kv.transfers import put
+from runtime.types import SentAway
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class StepLayout:
         token_pages: Page that each token is written to [layers, tokens].
         token_offsets: Slot of each token in its page [tokens].
         lengths: Tokens of each row after this step [rows].
+        away: What other devices hold of rows, by the number of the row.
         rotaries: (cos, sin) of all tokens, by rotary module and dtype.
     """
 
@@ -57,6 +67,7 @@ class StepLayout:
     token_pages: Tensor
     token_offsets: Tensor
     lengths: Tensor
+    away: dict[int, tuple[SentAway, ...]] = field(default_factory=dict)
     rotaries: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
@@ -109,8 +120,10 @@ def _layout(
     places: dict[str, TokenPlace] = {}
     token = row = 0
     spans: list[RowSpan] = []
+    away: dict[int, tuple[SentAway, ...]] = {}
     for name in names:
         places[name] = TokenPlace(token, row)
+        away.update((row + at, loans) for at, loans in batches[name].away.items())
         spans.extend(batches[name].spans)
         token, row = token + batches[name].tokens, row + len(batches[name].spans)
     lengths = [span.length for span in spans]
@@ -129,7 +142,7 @@ def _layout(
     positions, row_of = _where(spans, ends) if token > row else (ends - 1, torch.arange(row, device=device))
     pages = table[row_of, :, positions // page_tokens].t().contiguous()
     offsets = positions % page_tokens
-    return StepLayout(tuple(names), places, page_tokens, ids[None], positions[None], table, pages, offsets, ends)
+    return StepLayout(tuple(names), places, page_tokens, ids[None], positions[None], table, pages, offsets, ends, away)
 
 
 def _where(spans: Sequence[RowSpan], ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,7 +220,7 @@ class ContextBuilder:
         paging = self._pagings.get((models, shifts))
         if paging is None:
             paging = self._pagings[models, shifts] = tuple(
-                self._units.attention(paging) for paging in self._page(frame, models, shifts)
+                self._units.attend(paging) for paging in self._page(frame, models, shifts)
             )
         frame.paging = paging
         return frame
@@ -309,7 +322,20 @@ class ContextBuilder:
                 [run.layout.token_pages[some, run.tokens] for run, some in zip(runs, layers, strict=True)], 1
             ),
             token_offsets=_joined([run.layout.token_offsets[run.tokens] for run in runs], 0),
+            away=_away(runs),
         )
+
+
+def _away(runs: Sequence[_Run]) -> tuple[AwayRow, ...]:
+    """Return the rows of these runs of which other devices hold page sets."""
+    found, base = [], 0
+    for run in runs:
+        mine = range(run.rows.start, run.rows.stop)
+        for row, loans in run.layout.away.items():
+            if row in mine:
+                found.append(AwayRow(base + row - mine.start, run.shift, loans))
+        base += len(mine)
+    return tuple(found)
 
 
 def _tokens(spans: Sequence[RowSpan], device: torch.device) -> Tensor:

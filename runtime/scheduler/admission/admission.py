@@ -27,6 +27,7 @@ from runtime.scheduler.admission.local_prefill import LocalPrefill
 from runtime.scheduler.admission.page_reserve import PageReserve
 from runtime.scheduler.admission.variant_choice import VariantChooser
 from runtime.scheduler.kv.prefix_index import PrefixMatch
+from runtime.scheduler.lending.lending import Lending
 from runtime.scheduler.migration.migration import Moves
 from runtime.scheduler.placement.block_map import blocks_of
 from runtime.scheduler.residency.residency import Residency
@@ -45,13 +46,14 @@ class Admission:
 
     def __init__(
         self, state: ClusterState, seating: SequenceLifecycle, adaptive: VariantChooser, residency: Residency,
-        moves: Moves, order: Bounding | None = None,
+        moves: Moves, lending: Lending, order: Bounding | None = None,
     ) -> None:  # fmt: skip
         self._state, self._moves = state, moves
         self._residency = residency
         self._seating = seating
         self._adaptive = adaptive
         self._order = order
+        self._lending = lending
         self._reserve = PageReserve(state, moves)
         self._arrivals = 0
         self._idle, self._local = IdleInstances(state), LocalPrefill(state, self._worth_it, self._joins_at)
@@ -173,7 +175,7 @@ class Admission:
             return False
         if sequence.swapped is not None and self._returns(sequence, sequence.swapped.path, full, now):
             return True
-        shares = self._may_share(sequence)
+        shares = self._may_share(sequence) and not self._lending.is_needed(sequence, route.weights)
         found = self._matches(sequence, route.path) if shares else ()
         layers = sequence.chain.spec.kv_layers
         best = max((match.pages(layers) for match in found), default=0)
@@ -341,13 +343,7 @@ class Admission:
             if refused and (reason := refused.get(stage)) is not None:
                 return f"{chain.model} cannot be loaded: {reason}"
         groups = groups_for(chain.spec, sequence.tokens + (1 if sequence.samples else 0))
-        for name, pages in route.weights:
-            if groups * pages > state.devices[name].pages.assured:
-                return (
-                    f"its {sequence.tokens} tokens need {groups * pages} pages on {name}, which has "
-                    f"{state.devices[name].pages.assured}"
-                )
-        return None
+        return state.limits.why_not(chain.spec, sequence.tokens, groups, route.weights)
 
     def _fits(self, sequence: ScheduledSequence, route: Route, now: int, match: PrefixMatch | None = None) -> bool:
         """Return whether a sequence's context, less what it shares, fits now.
@@ -365,7 +361,11 @@ class Admission:
         ):
             return False
         shared = None if any(devices[name].copies for name in route.devices) else match
-        groups = groups_for(sequence.chain.spec, sequence.tokens)
+        groups = self._state.limits.first_groups(sequence.chain.spec, sequence.tokens, route.weights)
+        if self._lending.is_needed(sequence, route.weights) and not self._lending.has_room(
+            sequence, route.weights, groups
+        ):
+            return False
         needs = {name: pages * groups - (0 if shared is None else shared.pages(pages)) for name, pages in route.weights}
         slack = {
             name: int(devices[name].pages.capacity * config.watermark) if devices[name].passing.count else 0

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from runtime.kv.pages import groups_for
 from runtime.messages import RowsDone, RowsLost, SpeculationResult
 from runtime.scheduler.decode.page_room import PageRoom
+from runtime.scheduler.lending.lending import Lending
 from runtime.scheduler.prefill.prompt_queues import PromptQueues
 from runtime.scheduler.residency.residency import Residency
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
@@ -39,13 +40,14 @@ class DecodeLoop:
         seating: SequenceLifecycle,
         speculation: Speculation,
         residency: Residency,
+        lending: Lending,
         on_rest: Callable[[ScheduledSequence, int], None],
         on_context: Callable[[ScheduledSequence, int], None],
         on_chunk: Callable[[ScheduledSequence, int], None],
     ) -> None:
         self._state = state
         self._seating = seating
-        self._pages = PageRoom(state, seating, residency)
+        self._pages = PageRoom(state, seating, residency, lending)
         self._speculation = speculation
         self._on_rest = on_rest
         config = state.config
@@ -337,6 +339,8 @@ class DecodeLoop:
         else:
             left = sequence.shared.entered if sequence.computed < sequence.shared.entered else sequence.tokens
             count, steps = min(most or state.config.prefill_chunk, left - sequence.computed), 1
+            if state.limits.on:
+                count = min(count, state.limits.chunk(sequence.spec, sequence.place.weights))
         after = sequence.computed + count + steps - 1
         if after > sequence.pages.room:
             more = groups_for(sequence.spec, after) - sequence.pages.groups

@@ -315,6 +315,11 @@ class Device:
         return "pages" in self.facts.lacks
 
     @property
+    def lends(self) -> bool:
+        """Whether its engine attends to K and V on another device, and for another one (IL-01)."""
+        return not {"pages", "loans"} & set(self.facts.lacks)
+
+    @property
     def enters(self) -> bool:
         """Whether rows can enter inside a stage, with pages that were shared for the layers before (UN-15)."""
         return not {"pages", "entry"} & set(self.facts.lacks)

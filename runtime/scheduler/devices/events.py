@@ -18,6 +18,7 @@ from runtime.scheduler.admission.admission import Admission
 from runtime.scheduler.broadcast.dispatch import BroadcastDispatch
 from runtime.scheduler.decode.stall_detector import MOVES, StallDetector
 from runtime.scheduler.devices.devices import Device, Work
+from runtime.scheduler.lending.lending import Lending
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
@@ -34,6 +35,7 @@ class DeviceEvents:
         seating: SequenceLifecycle,
         admission: Admission,
         migrations: Migrations,
+        lending: Lending,
         updates: ModelUpdates,
         offers: BroadcastDispatch,
     ) -> None:
@@ -41,6 +43,7 @@ class DeviceEvents:
         self._seating = seating
         self._admission = admission
         self._migrations = migrations
+        self._lending = lending
         self._updates = updates
         self._offers = offers
         self._overdue = StallDetector(int(state.config.row_timeout_s * 1e9))
@@ -87,6 +90,8 @@ class DeviceEvents:
                 state.out.add_message(other.name, PeerDown(down.device))
         for sequence in [m for m in state.running.values() if down.device in m.place.devices]:
             self._bereave(sequence, down, now)
+        for sequence in [each for each in state.running.values() if down.device in each.lenders]:
+            self._seating.preempt(sequence, now, "a device that held K and V of it is gone", intact=False)
         self._offers.remove_device(down.device)
         self._migrations.remove_device(down.device, now)
         self._seating.prefix_cache.remove_device(down.device)
@@ -115,9 +120,10 @@ class DeviceEvents:
         A sequence with a lost row runs again, or ends after too many in a row; a lost migration is given up.
         """
         state = self._state
-        for sequence in self._overdue.look(
-            lambda name: state.devices[name].passing.here.values(), self._migrations.moves.targets, now
-        ):
+        for sequence in self._overdue.look(lambda name: state.devices[name].passing.here.values(), self._targets, now):
+            if not sequence.flying and sequence.lenders:
+                self._lending.give_up(sequence, "its creditor does not answer", now)
+                continue
             if not sequence.flying:
                 self._migrations.give_up(
                     sequence, now, f"nothing has come of it for {MOVES * state.config.row_timeout_s:g} s"
@@ -131,6 +137,10 @@ class DeviceEvents:
                 self._seating.end(sequence, "error", now, f"{why}; the {sequence.failures.strays}th in a row")
             else:
                 self._seating.preempt(sequence, now, intact=False)
+
+    def _targets(self, sequence: ScheduledSequence) -> tuple[str, ...]:
+        """Return the devices to which K and V of a sequence are on their way."""
+        return (*self._migrations.moves.targets(sequence), *self._lending.targets(sequence))
 
     def _record_hops(self, device: Device, report: AgentStats, now: int) -> None:
         """Record the hops that a device has measured; clocks of different servers cannot be compared."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runtime.control.scheduler_io import SetRoles
+from runtime.exclusions import without_roles
 from runtime.policy.roles.role import BOTH, ROLES, missing_phase
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.state import ClusterState
@@ -64,7 +65,7 @@ class RoleChanges:
         after = {name: ROLES[roles[name]] if name in roles else state.devices.roles[name] for name in staying}
         if all(role == BOTH for role in after.values()):
             return None
-        if (why := state.config.without_roles) is not None:
+        if (why := without_roles(state.config)) is not None:
             return why
         if any(device.copies for device in staying.values()):
             return "K and V of the dense executor stay on their device, which runs everything"

@@ -165,6 +165,30 @@ class PageAccounting:
             _use(extent, 1, 1)
         return made
 
+    def lendable(self, holding: PageHolding, device: str, first: int) -> int:
+        """Return how many page sets from number `first` on a holding has on a device that nothing else uses.
+
+        The last one never counts: what is written next is on the path.
+        """
+        ends = [end for end in holding.ends.values() if end.device.name == device]
+        mine = [extent for end in ends for extent in end.path() if extent.device.name == device]
+        if not mine or any(extent.users > 1 or extent.idle for extent in mine):
+            return 0
+        return max(0, holding.groups - first - 1)
+
+    def lend(self, holding: PageHolding, device: str, creditor: str, first: int, last: int) -> None:
+        """Record that another device has page sets [first, last) of a holding; those before it are lent already."""
+        there = self._devices[creditor]
+        for end in holding.ends.values():
+            if end.device.name != device:
+                continue
+            for extent in _upto(end, last).path():
+                if extent.device is not end.device:
+                    break
+                extent.device.pages.used -= extent.size
+                extent.device = there
+                there.pages.used += extent.size
+
     def rehouse(self, holding: PageHolding, places: Places) -> None:
         """Update a holding after its sequence changed its path: blocks on another device get new pages there.
 

@@ -135,6 +135,7 @@ class Moves:
         self._state = state
         self._moves: dict[int, Migration] = {}
         self._parts: dict[int, Migration] = {}
+        self._number = 0
         self.counts = MigrationCounts()
 
     def __len__(self) -> int:
@@ -142,6 +143,11 @@ class Moves:
 
     def __iter__(self) -> Iterator[Migration]:
         return iter(tuple(self._moves.values()))
+
+    def new_number(self) -> int:
+        """Return the number of a new part of a migration, or of a loan."""
+        self._number += 1
+        return self._number
 
     def get(self, number: int) -> Migration | None:
         """Return the migration with a part of this number, None if it is over."""

@@ -41,7 +41,6 @@ class Migrations:
     def __init__(self, state: ClusterState, seating: SequenceLifecycle, moves: Moves) -> None:
         self._state = state
         self._seating = seating
-        self._number = 0
         self.moves = moves
         #: Called with each migration that was committed (True) or aborted, before its sequence goes on.
         self.on_end: Callable[[Migration, bool, int], None] = lambda move, committed, now: None
@@ -259,12 +258,12 @@ class Migrations:
             or sequence.offered.hops
         ):
             return "the sequence does not run, or is about to go elsewhere"
+        if sequence.lenders:
+            return "other devices hold K and V of it"
         return None
 
     def _parts(self, moved: Sequence[tuple[Hop, str]], front: Front) -> tuple[MovePart, ...]:
-        first = self._number + 1
-        self._number += len(moved)
-        return tuple(MovePart(number, hop, target, front) for number, (hop, target) in enumerate(moved, first))
+        return tuple(MovePart(self.moves.new_number(), hop, target, front) for hop, target in moved)
 
     def _begin(self, move: Migration, now: int, hold: bool) -> None:
         """Request the K and V of a migration that has its pages."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ class DevicePicture:
         links: Other devices with a direct tensor link, and the state of the link.
         host_memory: Bytes of host memory for K and V of sequences that gave way, and for weights that wait.
         host_kv: Bytes of K and V there, as last reported.
+        lent: Pages that it holds for other devices, by debtor (IL-11).
+        borrowed: Pages that other devices hold for it, by creditor.
     """
 
     device: str
@@ -59,6 +61,8 @@ class DevicePicture:
     host_memory: int = 0
     host_kv: int = 0
     next_role: str = ""
+    lent: Mapping[str, int] = field(default_factory=dict)
+    borrowed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +212,11 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
             through.update(
                 zip((use.block for use in sequence.chain.uses), devices_of(sequence.chain, sequence.path), strict=True)
             )
+    debts = scheduler.lending.loans.debts()
     placed = [(block, device) for block, devices in scheduler.block_map.instances.items() for device in devices]
     return ClusterPicture(
         devices=tuple(
-            _device(each, scheduler.devices.roles, scheduler.times.loads.host_bytes(each.name))
+            _device(each, scheduler.devices.roles, scheduler.times.loads.host_bytes(each.name), debts)
             for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))
         ),
         instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
@@ -268,7 +273,7 @@ def _estimates(scheduler: Scheduler, kind: Kind) -> EstimatePicture | None:
     return EstimatePicture(kind, len(outcomes), seconds, median(map(abs, off)), median(off))
 
 
-def _device(each: Device, roles: DeviceRoles, host_weights: int) -> DevicePicture:
+def _device(each: Device, roles: DeviceRoles, host_weights: int, debts: Mapping[tuple[str, str], int]) -> DevicePicture:
     stages, work = each.stages, each.work
     return DevicePicture(
         device=each.name,
@@ -291,6 +296,8 @@ def _device(each: Device, roles: DeviceRoles, host_weights: int) -> DevicePictur
         host_memory=each.facts.host_memory,
         host_kv=each.host[0] if each.alive else 0,
         next_role=roles.leaving.get(each.name, ""),
+        lent={debtor: pages for (debtor, creditor), pages in debts.items() if creditor == each.name},
+        borrowed={creditor: pages for (debtor, creditor), pages in debts.items() if debtor == each.name},
     )
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 from runtime.chains import Path
 from runtime.control.token_events import end_event, refusal_event
-from runtime.kv.pages import groups_for
 from runtime.policy.lengths.forecast import LengthForecast
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixMatch
@@ -94,15 +93,15 @@ class SequenceLifecycle:
         state.running[sequence.seq] = sequence
         self._put(sequence, route)
         kept = sequence.swapped
-        if kept is not None and (kept.path != route.path or (match is not None and match.boundary is not None)):
-            state.swapping.drop_copy(sequence)  # it is computed again
+        if kept is not None and (kept.path != route.path or not self._continues(sequence, kept, match)):
+            state.swapping.drop_copy(sequence)  # it is computed again, or begins with more than that
         returns = sequence.swapped is not None
         planned = self._hooks.predict(sequence, route.path) if match is None and not returns else None
         if planned is not None:
             sequence.predict(planned.ahead, planned.device, planned.pages)
         elif match is None and not returns:
             sequence.offer(self._hooks.offer(sequence, route))
-        sequence.holds(groups_for(sequence.spec, sequence.tokens))
+        sequence.holds(state.limits.first_groups(sequence.spec, sequence.tokens, sequence.place.weights))
         if self._shares:
             self._state.counters.prefix_queries += sequence.tokens
         start = self._page_taking.take_pages(sequence, match, planned, now)
@@ -171,6 +170,8 @@ class SequenceLifecycle:
         spec = sequence.spec
         if not self._shares or spec.virtual_tokens or sequence.shared.tentative or sequence.offered.hops:
             return
+        if sequence.lenders:
+            return  # only its path has all of it
         if sequence.swapped is not None:
             return  # its K and V are on their way back
         groups = sequence.computed // spec.page_tokens
@@ -305,6 +306,13 @@ class SequenceLifecycle:
         sequence.unseated()
         state.changed = True
 
+    @staticmethod
+    def _continues(sequence: ScheduledSequence, kept: Swapped, match: PrefixMatch | None) -> bool:
+        """Return whether K and V in host memory go on behind a match: it is of the same layers, and not longer."""
+        return match is None or (
+            match.boundary is None and match.groups * sequence.chain.spec.page_tokens <= kept.tokens
+        )
+
     def _depart(self, name: str, sequence: ScheduledSequence, epoch: int, kept: Swapped | None = None) -> None:
         if not self._state.devices.alive(name):
             return
@@ -325,8 +333,6 @@ class SequenceLifecycle:
 
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
         """Return the model's spec with its context limited to what this path can hold for one sequence alone."""
-        fits = min(
-            (self._state.devices[name].pages.assured // pages * spec.page_tokens for name, pages in weights), default=0
-        )
+        fits = self._state.limits.holds(spec, weights) * spec.page_tokens
         limit = min(spec.max_model_len, fits - spec.virtual_tokens) if weights else spec.max_model_len
         return spec if limit == spec.max_model_len else replace(spec, max_model_len=limit)

@@ -46,6 +46,7 @@ class ScheduledSequence(LiveSequence):
         predicted: None while no hop of it is predicted.
         swapped: Its K and V in host memory; None while there are none.
         forecast: How long its answer gets (TI-10); None without a prediction.
+        lenders: Devices that hold page sets of it, or are about to, without being on its path (`scheduler.lending`).
         waits, failures, offered, place, pages, shared: See `scheduler.sequences.parts`.
     """
 
@@ -60,6 +61,7 @@ class ScheduledSequence(LiveSequence):
     predicted: Predicted | None = None
     swapped: Swapped | None = None
     forecast: LengthForecast | None = None
+    lenders: frozenset[str] = frozenset()
     failures: Failures = NO_FAILURES
     offered: Offered = SETTLED
     place: Place = field(default_factory=Place)

@@ -104,3 +104,16 @@ def test_a_sequence_waits_for_pages() -> None:
     assert copies.overdue(7) == [] and copies.overdue(8) == [back]
     tables.release(running.keys[0])
     assert len(copies.begin_due()) == 1
+
+
+def test_a_copy_that_is_lost_while_its_sequence_returns_is_counted_once() -> None:
+    tables = SequencePageTables(20)
+    copies = HostCopies(tables, 1000, PAGE)
+    before = opened(tables, 3)
+    (share, out) = copies.save(before, TOKENS)
+    assert share == ShareHostMemory(6 * PAGE) and isinstance(out, CopyOut)
+    back = opened(tables, 4, 0)
+    assert copies.claim(back, 3, TOKENS, 0)
+    assert copies.copied_out(CopiedOut(out.key, None, 1, "no memory")) == [ShareHostMemory(-6 * PAGE)]
+    copies.check([back])
+    assert copies.lost == [back] and copies.closed("s", 4) == [] and not copies.nbytes

@@ -216,7 +216,7 @@ def test_a_lower_limit_names_the_touched_pages_to_give_back() -> None:
 
 
 class Pages(RuleBasedStateMachine):
-    """Random sequences of two page shapes that grow, stall and end, under a limit that changes.
+    """Random sequences of two page shapes that grow, stall, go away in part and end, under a limit that changes.
 
     A model has the pages that each must hold, and which pages have memory.
     """
@@ -227,6 +227,7 @@ class Pages(RuleBasedStateMachine):
         self.specs: dict[str, ModelSpec] = {}
         self.tokens: dict[str, int] = {}
         self.promised: dict[str, int] = {}
+        self.away: dict[str, int] = {}
         self.touched: set[int] = set()
         self.limit = 40
         self.count = 0
@@ -246,13 +247,13 @@ class Pages(RuleBasedStateMachine):
         seq = f"s{self.count}"
         self.count += 1
         self.book.open(seq, which)
-        self.specs[seq], self.tokens[seq], self.promised[seq] = which, 0, 0
+        self.specs[seq], self.tokens[seq], self.promised[seq], self.away[seq] = which, 0, 0, 0
 
     @precondition(lambda self: self.specs)
     @rule(data=st.data(), tokens=st.integers(1, 20))
     def extend(self, data: st.DataObject, tokens: int) -> None:
         seq = data.draw(st.sampled_from(sorted(self.specs)))
-        wanted = pages_for(self.specs[seq], self.tokens[seq] + tokens) - self.book.pages_of(seq)
+        wanted = pages_for(self.specs[seq], self.tokens[seq] + tokens) - self._gone(seq) - self.book.pages_of(seq)
         free = self.book.free
         if wanted > free:
             with pytest.raises(OutOfPages):
@@ -273,17 +274,35 @@ class Pages(RuleBasedStateMachine):
         self.tokens[seq] += count
 
     @precondition(lambda self: self.specs)
+    @rule(data=st.data(), groups=st.integers(0, 6))
+    def send_away(self, data: st.DataObject, groups: int) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.specs)))
+        width, before = self.specs[seq].page_tokens, self._gone(seq)
+        if not self.away[seq] < groups < self.book.holds(seq) or groups * width > self.tokens[seq]:
+            with pytest.raises(ValueError, match="cannot be sent away"):
+                self.book.send_away(seq, groups * width)
+            return
+        gone = self.book.send_away(seq, groups * width)
+        self.away[seq] = groups
+        assert gone == self._gone(seq) - before and not any(self.book.groups_of(seq, 0, groups))
+        with pytest.raises(ValueError, match="cannot be forgotten"):
+            self.book.rewind(seq, groups * width - 1)
+
+    def _gone(self, seq: str) -> int:
+        return self.away[seq] * self.specs[seq].kv_layers
+
+    @precondition(lambda self: self.specs)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from(sorted(self.specs)))
         held = self.book.pages_of(seq)
         assert self.book.release(seq) == held
-        del self.specs[seq], self.tokens[seq], self.promised[seq]
+        del self.specs[seq], self.tokens[seq], self.promised[seq], self.away[seq]
 
     @invariant()
     def conserved(self) -> None:
         self.book.check()
-        held = sum(pages_for(which, self.promised[seq]) for seq, which in self.specs.items())
+        held = sum(pages_for(which, self.promised[seq]) - self._gone(seq) for seq, which in self.specs.items())
         assert self.book.free == self.limit - held
         assert self.book.counts().capacity == self.limit >= len(self.touched), "the memory is within the limit"
 
@@ -309,4 +328,22 @@ def test_parts_without_attention_have_tables_without_pages() -> None:
     assert book.groups_of("a") == ((), (), ())
     assert pages_for(none, 9) == 0
     assert book.release("a") == 0
+    book.check()
+
+
+def test_pages_of_a_loan_are_lent_until_they_are_free() -> None:
+    book = PageBook(12)
+    book.open("a", WIDE)
+    book.extend("a", 2 * WIDE.page_tokens)
+    book.lend("a")
+    book.check()
+    assert (book.counts().lent, book.counts().local) == (2 * WIDE.kv_layers, 0)
+    assert book.tokens_of("a") == 2 * WIDE.page_tokens
+    book.open("b", WIDE)
+    with pytest.raises(ValueError, match="cannot share"):
+        book.share("b", "a", WIDE.page_tokens)
+    for wrong in (lambda: book.lend("a"), lambda: book.send_away("a", WIDE.page_tokens), lambda: book.rewind("a", 0)):
+        with pytest.raises(ValueError):
+            wrong()
+    assert book.release("a") == 2 * WIDE.kv_layers and book.counts().lent == 0
     book.check()

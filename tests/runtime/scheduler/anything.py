@@ -18,6 +18,7 @@ from runtime.control.scheduler_io import AddRequest, PauseSequence, ResumeSequen
 from runtime.decode_config import DecodeConfig
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
+from runtime.lending_config import LendingConfig
 from runtime.role_config import RoleName
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve
@@ -50,6 +51,8 @@ class Anything(Changing):
     host: int | None = None
     #: Whether devices have roles; then no hop is predicted or offered, and nothing is ordered by deadline.
     apart: bool = False
+    #: Whether devices lend pages; then no hop is predicted or offered, and nothing is ordered by deadline.
+    lends: bool = False
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
@@ -75,6 +78,8 @@ class Anything(Changing):
         )
         if self.apart:
             self.config = _with_roles(self.config, random.Random(f"{self.seed} roles"))
+        if self.lends:
+            self.config = _with_loans(self.config, random.Random(f"{self.seed} loans"))
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
         self.costs = lambda plan: rng.choice((MS // 4, MS, 2 * MS))
         if rng.random() < 0.3:
@@ -187,6 +192,7 @@ def _config(rng: random.Random, devices: int, predicted: bool) -> ClusterConfig:
         watermark=rng.choice((0.0, 0.05)),
         speculation=SpeculationConfig("exact" if predicted else rng.choice(("off", "exact")), top=0.5),
         migration_final_sets=rng.choice((1, 2)),
+        max_crashes=9,  # more than the deaths of a schedule: none of them ends a sequence
     )  # fmt: skip
 
 
@@ -198,6 +204,12 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     roles = tuple((f"d{at}", name) for at, name in enumerate(names))
     decode = DecodeConfig(grain=rng.choice(("request", "chunk")), local_prefill=rng.choice((0, 4, 30)))
     return replace(config, roles=roles, order=order, dispatch="placed", speculation=SpeculationConfig(), decode=decode)
+
+
+def _with_loans(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
+    order = config.order if config.order.plan == "fcfs" else OrderConfig()
+    lending = LendingConfig("planned", rng.choice((0.3, 0.9, 1.0)), rng.choice((0.02, 1.0)))
+    return replace(config, order=order, dispatch="placed", speculation=SpeculationConfig(), lending=lending)
 
 
 def _serve(model: IntegerModel) -> ServeModel:

@@ -25,7 +25,9 @@ from runtime.control.agent_io import (
     ActivationsVerified,
     CopyIn,
     CopyOut,
+    DropLoan,
     DropStage,
+    HoldLoan,
     LoadStage,
     PagesWritten,
     ReadPages,
@@ -42,12 +44,14 @@ from runtime.control.agent_io import (
 from runtime.control.scheduler_io import AbortSequence, AddRequest, AgentDown, EmitTokens, ReplaceAgent, Tick
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, expected
+from runtime.loans import LoanEngine
 from runtime.messages import PROTOCOL, SCHEDULER, AgentHello, PageData
 from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.scheduler.scheduler import Scheduler
 from runtime.transport.checksums import joined_rows
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
 from tests.runtime.scheduler import virtual_copies as copies
+from tests.runtime.scheduler import virtual_loans as loans
 from tests.runtime.scheduler.virtual_copies import Node
 from tests.runtime.virtual import ListTrace, Told
 
@@ -190,27 +194,13 @@ class VirtualCluster:
         """Assert that no sequence is alive, and that only cached prefixes hold pages."""
         assert not self.scheduler.busy, "sequences are alive"
         if len(self.scheduler.prefix_cache):
-            self.expect_cached_prefixes()
+            copies.expect_cached_prefixes(self)
         for node in self.living():
             counts = node.agent.pages()
             assert counts.free == counts.capacity, (node.name, counts)
             assert not node.agent._kept.nbytes, (node.name, node.agent._kept.nbytes)
             copies.expect_none(node)
         assert all(device.pages.used == device.host_used == 0 for device in self.scheduler.devices)
-
-    def expect_cached_prefixes(self) -> None:
-        """Assert that scheduler and agents agree that cached prefixes have all used pages; then drop them."""
-        for node in self.living():
-            device, counts = self.scheduler.devices[node.name], node.agent.pages()
-            assert counts.capacity - counts.free == device.pages.used == device.pages.idle, (
-                node.name,
-                counts,
-                device.pages.used,
-                device.pages.idle,
-            )
-        self.scheduler.prefix_cache.clear()
-        self.carry_out(self.scheduler.handle(Tick(), self.now))
-        self.run()
 
     def living(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.alive]
@@ -247,6 +237,8 @@ class VirtualCluster:
         """Start an incarnation of a device."""
         number = int(name[1:])
         engine = self.make_engine(name) if self.make_engine else self._counting(name)
+        if isinstance(engine, LoanEngine):
+            engine.borrow(loans.DirectLink(self))
         alike, pages = self.alike or engine.alike, engine.page_capacity
         agent = Agent(name, pages, self.agent_config, alike, page_bytes=engine.page_bytes)
         self.nodes[name] = Node(name, agent, engine)
@@ -325,6 +317,8 @@ class VirtualCluster:
                     except Exception as error:
                         event = StageFailed(stage, str(error))
                     self.at(self.now + self.loading(), lambda event=event: self.deliver(node, event, ()))
+                case HoldLoan() | DropLoan():
+                    loans.carry_out(node, command)
                 case DropStage(stage):
                     node.engine.unload(stage)
                 case ReturnPages(pages):
@@ -367,7 +361,9 @@ class VirtualCluster:
 
     def _run(self, node: Node, step: StageStep, lane: Lane) -> None:
         node.running.add(lane)
-        result = node.engine.run(step.plan, step.inputs)
+        result = loans.run(self, node, step, lane)
+        if result is None:
+            return
         self.hidden_bytes += sum(len(array.data) for array in result.outputs.values())
         busy = result.result.busy if self.make_engine is None else self.alpha
         if self.costs is not None:

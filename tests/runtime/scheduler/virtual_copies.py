@@ -9,6 +9,7 @@ from runtime.agent.agent import Agent
 from runtime.agent.steps.queue import Lane
 from runtime.chains import StageEngine
 from runtime.control.agent_io import CopiedIn, CopiedOut, CopyIn, CopyOut, ShareHostMemory
+from runtime.control.scheduler_io import Tick
 
 if TYPE_CHECKING:
     from tests.runtime.scheduler.virtual_cluster import VirtualCluster
@@ -69,3 +70,18 @@ def _report(cluster: VirtualCluster, node: Node, event: CopiedOut | CopiedIn, to
         cluster.deliver(node, event, ())
 
     cluster.at(cluster.now + took, report)
+
+
+def expect_cached_prefixes(cluster: VirtualCluster) -> None:
+    """Assert that scheduler and agents agree that cached prefixes have all used pages; then drop them."""
+    for node in cluster.living():
+        device, counts = cluster.scheduler.devices[node.name], node.agent.pages()
+        assert counts.capacity - counts.free == device.pages.used == device.pages.idle, (
+            node.name,
+            counts,
+            device.pages.used,
+            device.pages.idle,
+        )
+    cluster.scheduler.prefix_cache.clear()
+    cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
+    cluster.run()

@@ -13,9 +13,11 @@ import pytest
 from tests.runtime.scheduler.anything import Anything
 
 COUNT = int(os.environ.get("BLOCKZOO_SCHEDULES", "8"))
+#: Schedules in which K and V in host memory were counted twice once their copy had failed.
+FOUND = (1288, 2542)
 
 
-@pytest.mark.parametrize("seed", range(COUNT))
+@pytest.mark.parametrize("seed", (*range(COUNT), *FOUND))
 def test_whatever_happens_with_roles(seed: int) -> None:
     cluster = Anything(seed=seed, apart=True)
     cluster.run()

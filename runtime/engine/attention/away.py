@@ -1,0 +1,171 @@
+"""Attend to sequences of which other devices hold page sets: ask them, attend to what is here, merge (IL-01, IL-27).
+
+    rows with all pages here    the device's attention, as ever
+    rows with page sets away    --queries--> creditors     meanwhile: attention to the pages here (IL-29)
+                                <--out, log-sum-exp--      merged in the order of the tokens, whatever came first
+
+All rows that one creditor has a part of go to it in one message for each layer. Their first page sets are away, so
+tables are cut behind these: no page id of another device is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from runtime.chains import Array
+from runtime.engine.attention.interface import Tokens
+from runtime.engine.attention.partial import PartialAttention, attend_partly, merge
+from runtime.engine.step.context import PagedMaker, PagedMetadata, RowSpan
+from runtime.engine.tensors.convert import array_of, joined
+from runtime.kv.transfers import put
+from runtime.loans import LoanLink, LoanQuery
+from runtime.types import LoanLost
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenQuery:
+    """A query that is under way: for each of its rows the first lent token and the span among the rows away."""
+
+    ticket: int
+    parts: tuple[tuple[int, RowSpan], ...]
+
+
+class AwayAttention:
+    """`engine.step.context.AttentionBackend` for a paging with rows of which page sets are on other devices."""
+
+    def __init__(self, made: PagedMaker, paging: PagedMetadata, link: LoanLink | None) -> None:
+        self.paging = paging
+        self._link = link
+        self._whole = made(replace(paging, away=()))
+        gone = {one.row for one in paging.away}
+        here = [row for row in range(len(paging.spans)) if row not in gone]
+        self._here = made(_only(paging, here)) if here else None
+        # The rows away, back to back, with the pages that are here.
+        device = paging.tables.device
+        self._tokens = put([t for one in paging.away for t in _tokens(paging.spans[one.row])], device)
+        self._spans: list[RowSpan] = []
+        at = 0
+        for one in paging.away:
+            span = paging.spans[one.row]
+            self._spans.append(RowSpan(at, at + span.hi - span.lo, span.start - one.last))
+            at += span.hi - span.lo
+        self._local = made(_cut(paging, self._spans))
+
+    def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._whole.write_kv(layer, key, value)
+
+    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+        """As the interface; computes chunks of rows away, too, for which creditors are asked once."""
+        query = now.query[self._tokens]
+        asked = list(self._send_queries(layer, now, query))
+        if self._here is not None:
+            self._here.decode(layer, now, out, lse)
+        local = attend_partly(self._local, layer, now._replace(query=query))
+        answers = [(each, self._answer(each, query)) for each in asked]
+        for at, (one, span) in enumerate(zip(self.paging.away, self._spans, strict=True)):
+            rows = slice(span.lo, span.hi)
+            parts = {one.last: PartialAttention(local.out[rows], local.lse[rows])}
+            for each, (made, sums) in answers:
+                begin = 0
+                for first, place in each.parts:
+                    width = place.hi - place.lo
+                    if place is self._spans[at]:
+                        parts[first] = PartialAttention(made[begin : begin + width], sums[begin : begin + width])
+                    begin += width
+            whole = merge(parts)
+            places = self._tokens[rows]
+            out[places] = whole.out.to(out.dtype)
+            if lse is not None:
+                lse[places] = whole.lse.to(lse.dtype)
+
+    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+        if self._here is not None:
+            self._here.chunks(layer, now, out, lse)
+
+    def _send_queries(self, layer: int, now: Tokens, query: Tensor) -> Iterator[_OpenQuery]:
+        """Send each creditor the queries of the rows that it has a part of.
+
+        Raises:
+            LoanLost: There is no link, or a creditor cannot be reached.
+        """
+        if self._link is None:
+            raise LoanLost("there is no link to the creditors")
+        for creditor in sorted({loan.creditor for one in self.paging.away for loan in one.loans}):
+            loans, parts = [], []
+            for one, span in zip(self.paging.away, self._spans, strict=True):
+                mine = [loan for loan in one.loans if loan.creditor == creditor]
+                if mine:
+                    loans.append(tuple(loan.loan for loan in mine))
+                    parts.append((mine[0].first, span))
+            if len({one.shift for one in self.paging.away}) > 1:
+                raise LoanLost("rows of models that share a layer at different depths are not asked for together")
+            some = query if len(parts) == len(self._spans) else torch.cat([query[p.lo : p.hi] for _, p in parts])
+            asks = LoanQuery(
+                tuple(loans),
+                tuple(place.hi - place.lo for _, place in parts),
+                layer + self.paging.away[0].shift,
+                now.key.shape[1],
+                str(now.key.dtype).removeprefix("torch."),
+                now.how.scaling or 0.0,
+                now.how.softcap or 0.0,
+            )
+            ticket = self._link.send_query(creditor, asks, (array_of(some.cpu().contiguous()),))
+            yield _OpenQuery(ticket, tuple(parts))
+
+    def _answer(self, asked: _OpenQuery, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [tokens, heads, head_dim] and [tokens, heads] of the rows of a query. Raises LoanLost."""
+        if self._link is None:
+            raise LoanLost("there is no link to the creditors")
+        arrays = self._link.collect(asked.ticket)
+        tokens, (heads, width) = sum(place.hi - place.lo for _, place in asked.parts), query.shape[1:]
+        return unpacked(arrays, (tokens, heads, width), query.device)
+
+
+def unpacked(arrays: Sequence[Array], shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return a creditor's answer as tensors [tokens, heads, head_dim] and [tokens, heads].
+
+    Raises:
+        LoanLost: It has another shape.
+    """
+    tokens, heads, width = shape
+    if len(arrays) != 2 or arrays[0].shape != shape or arrays[1].shape != (tokens, heads):
+        raise LoanLost("the answer of a creditor has another shape")
+    try:
+        out = joined([Array(arrays[0].dtype, (tokens, heads * width), arrays[0].data)], (tokens, heads * width),
+                     torch.float32, device)  # fmt: skip
+        return out.view(shape), joined([arrays[1]], (tokens, heads), torch.float32, device)
+    except ValueError as error:
+        raise LoanLost(f"the answer of a creditor cannot be used: {error}") from None
+
+
+def _tokens(span: RowSpan) -> range:
+    return range(span.lo, span.hi)
+
+
+def _only(paging: PagedMetadata, rows: Sequence[int]) -> PagedMetadata:
+    """Return the paging of these rows alone, at their places in the context. It is not for writing."""
+    index = put(rows, paging.tables.device)
+    spans = tuple(paging.spans[row] for row in rows)
+    tokens = put([t for span in spans for t in _tokens(span)], paging.tables.device)
+    return replace(
+        paging, tokens=tokens, spans=spans, tables=paging.tables[index], lengths=paging.lengths[index], away=()
+    )
+
+
+def _cut(paging: PagedMetadata, spans: Sequence[RowSpan]) -> PagedMetadata:
+    """Return the paging of the rows away over the pages that are here, as rows that begin with these.
+
+    `spans`: the rows, back to back, at positions counted from the first token here. It is not for writing.
+    """
+    width, (_, layers, _) = paging.page_tokens, paging.tables.shape
+    most = max(-(-span.length // width) for span in spans)
+    tables = paging.tables.new_full((len(spans), layers, most), paging.pool.padding)
+    for at, (one, span) in enumerate(zip(paging.away, spans, strict=True)):
+        first, count = one.last // width, -(-span.length // width)
+        tables[at, :, :count] = paging.tables[one.row, :, first : first + count]
+    lengths = put([span.length for span in spans], paging.tables.device)
+    return replace(paging, tokens=None, spans=tuple(spans), tables=tables, lengths=lengths, away=())

@@ -1,0 +1,90 @@
+"""Attend for other devices to the page sets that are held for them (IL-01, IL-27).
+
+Queries of any number of rows of one layer come together; each row attends to all tokens of its loans, which come before
+all of its queries. It runs on a thread of its own while steps run: with scratch of its own, over pages that nothing
+writes while a loan stands, and it asks no other device, so that two devices may hold pages for each other (IL-07).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.chains import Array
+from runtime.engine.attention.interface import AttentionSettings, Tokens
+from runtime.engine.attention.partial import attend_partly
+from runtime.engine.step.context import PagedMaker, PagedMetadata, RowSpan
+from runtime.engine.tensors.convert import array_of, joined
+from runtime.kv.pool import Geometry, PagePool
+from runtime.kv.transfers import put
+from runtime.loans import LoanQuery
+from runtime.types import LoanLost
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class LentPages:
+    """The page sets that one device holds for other devices. `pool`: its pages, with scratch of their own."""
+
+    def __init__(self, made: PagedMaker, pool: PagePool, device: torch.device) -> None:
+        self._made, self._pool, self._device = made, pool, device
+        self._held: dict[int, tuple[Tensor, int]] = {}
+
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
+        """Attend for a loan from now on. `groups`: page ids [page sets, layers]; they hold so many tokens."""
+        self._held[loan] = torch.tensor([list(group) for group in groups], dtype=torch.int64).t().contiguous(), tokens
+
+    def drop_loan(self, loan: int) -> None:
+        self._held.pop(loan, None)
+
+    @torch.inference_mode()
+    def attend(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Return attention float32 [tokens, heads, head_dim] and its log-sum-exp [tokens, heads].
+
+        Raises:
+            LoanLost: A loan is not held here.
+            ValueError: The query does not fit its loans, or its array.
+        """
+        count = sum(query.counts)
+        if len(arrays) != 1 or len(arrays[0].shape) != 3 or arrays[0].shape[0] != count or query.dtype not in _DTYPES:
+            raise ValueError("queries of another shape")
+        _, heads, width = arrays[0].shape
+        dtype = _DTYPES.get(arrays[0].dtype)
+        if dtype is None or min(heads, width, query.kv_heads) < 1 or heads % query.kv_heads:
+            raise ValueError("queries of another type or number of heads")
+        asked = joined([Array(arrays[0].dtype, (count, heads * width), arrays[0].data)], (count, heads * width), dtype,
+                       self._device).view(count, heads, width)  # fmt: skip
+        kept = torch.empty((0, query.kv_heads, width), dtype=_DTYPES[query.dtype], device=self._device)
+        how = AttentionSettings(query.scaling or None, None, query.softcap or None)
+        paging = self._paging(query, Geometry(query.kv_heads, width, kept.dtype))
+        part = attend_partly(self._made(paging), 0, Tokens(asked, kept, kept, how))
+        return array_of(part.out.cpu().contiguous()), array_of(part.lse.cpu().contiguous())
+
+    def _paging(self, query: LoanQuery, geometry: Geometry) -> PagedMetadata:
+        tables, held = [], []
+        for loans in query.loans:
+            found = [self._held.get(loan) for loan in loans]
+            if not found or any(one is None for one in found):
+                raise LoanLost("a loan is not held here any more")
+            known = [one for one in found if one is not None]
+            if any(query.layer >= pages.shape[0] for pages, _ in known):
+                raise ValueError(f"there is no layer {query.layer} in a loan")
+            tables.append(torch.cat([pages[query.layer] for pages, _ in known]))
+            held.append(sum(tokens for _, tokens in known))
+        pages, tokens = tables[0].numel(), held[0]
+        if tokens % pages or self._pool.page_tokens(geometry) < tokens // pages:
+            raise ValueError("pages of another geometry")
+        table = torch.full((len(tables), 1, max(each.numel() for each in tables)), self._pool.padding)
+        for at, each in enumerate(tables):
+            table[at, 0, : each.numel()] = each
+        spans, at = [], 0
+        for count, length in zip(query.counts, held, strict=True):
+            spans.append(RowSpan(at, at + count, length))
+            at += count
+        nowhere = torch.zeros((1, 0), dtype=torch.int64, device=self._device)
+        return PagedMetadata(
+            self._pool, tokens // pages, None, tuple(spans), table.to(self._device), put(held, self._device), nowhere,
+            nowhere[0], tuple(held),
+        )  # fmt: skip

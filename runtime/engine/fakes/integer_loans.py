@@ -1,0 +1,64 @@
+"""Loans of the integer engine (IL-01): sums over tokens of which another device has the pages, and for other devices.
+
+What a layer attends to is the sum of (q + 1) (k_q + v_q) over all positions q. A creditor does not know where its
+tokens begin, so it answers with two numbers: the sum with positions counted from its first token, and the plain sum.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from runtime.chains import Array
+from runtime.loans import LoanLink, LoanQuery
+from runtime.types import LoanLost, SentAway
+
+#: Returns the sum of (position + 1) (k + v) and the plain sum over all tokens of these pages, in order.
+Sums = Callable[[Sequence[int]], tuple[int, int]]
+
+
+class IntegerLoans:
+    """What one engine holds for other devices, and what these hold for it."""
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+        self._held: dict[int, Sequence[Sequence[int]]] = {}
+        self._away: dict[str, list[SentAway]] = {}
+        self.link: LoanLink | None = None
+
+    def send_away(self, one: SentAway) -> None:
+        self._away.setdefault(one.seq, []).append(one)
+
+    def forget_sequence(self, seq: str) -> None:
+        self._away.pop(seq, None)
+
+    def first_here(self, seq: str) -> int:
+        """Return the first token of a sequence with pages here."""
+        return max((one.last for one in self._away.get(seq, ())), default=0)
+
+    def past(self, seq: str, layer: int) -> int:
+        """Return the sum over the tokens of a sequence that are away. Raises LoanLost."""
+        total = 0
+        for one in self._away.get(seq, ()):
+            if self.link is None:
+                raise LoanLost("there is no link to the creditors")
+            ticket = self.link.send_query(one.creditor, LoanQuery(((one.loan,),), (1,), layer), ())
+            (answer,) = self.link.collect(ticket)
+            weighted, plain = memoryview(answer.data).cast("B").cast("q")
+            total += weighted + one.first * plain
+        return total
+
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]]) -> None:
+        self._held[loan] = groups
+
+    def drop_loan(self, loan: int) -> None:
+        self._held.pop(loan, None)
+
+    def attend(self, query: LoanQuery) -> tuple[Array, ...]:
+        """Return the sums of each row's loan, int64 [rows, 2]. Raises LoanLost."""
+        numbers = array("q")
+        for (loan,) in query.loans:
+            if loan not in self._held:
+                raise LoanLost(f"loan {loan} is not held here")
+            numbers.extend(self._sums([group[query.layer] for group in self._held[loan]]))
+        return (Array("int64", (len(query.loans), 2), numbers.tobytes()),)

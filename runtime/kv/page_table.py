@@ -1,0 +1,75 @@
+"""One sequence's page table, the states of pages, and what must hold between them (`kv.pages`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from runtime.types import ModelSpec
+
+Group = tuple[int, ...]
+
+
+class PageBookDamaged(Exception):
+    """Raised when the book contradicts itself: a defect of the program, never of its input."""
+
+
+class PageState(IntEnum):
+    FREE = 0
+    RESERVED = 1
+    FILLING = 2
+    RESIDENT = 3
+    LENT = 4
+
+
+@dataclass(slots=True)
+class PageTable:
+    """Hold one sequence's page sets in token order.
+
+    Fields:
+        tokens: Tokens written.
+        full: (page sets, layers): in the first page sets, the pages of the first layers are another table's, and full
+            before this table's other layers are written (`PageBook.share_layers`).
+        away: First page sets that lie on other devices: they are empty here.
+        lent: Whether the pages are held for another device.
+    """
+
+    spec: ModelSpec
+    groups: list[Group] = field(default_factory=list)
+    tokens: int = 0
+    full: tuple[int, int] = (0, 0)
+    away: int = 0
+    lent: bool = False
+
+    def unwritten(self, index: int) -> Group:
+        """Return the pages of a page set that are written with this table's tokens."""
+        return self.groups[index][self.full[1] :] if index < self.full[0] else self.groups[index]
+
+    @property
+    def room(self) -> int:
+        return len(self.groups) * self.spec.page_tokens
+
+
+def check_table(seq: str, table: PageTable, states: Sequence[int]) -> None:
+    """Raise PageBookDamaged unless the states of a table's pages are those that its tokens require."""
+    width = table.spec.page_tokens
+    here = table.groups[table.away :]
+    if any(table.groups[: table.away]) or table.away * width > table.tokens:
+        raise PageBookDamaged(f"sequence {seq}: pages that are away are here, or were never written")
+    if not 0 <= table.tokens <= table.room or any(len(group) != table.spec.kv_layers for group in here):
+        raise PageBookDamaged(f"sequence {seq}: its table has the wrong shape")
+    for index, group in enumerate(here, table.away):
+        written = min(max(table.tokens - index * width, 0), width)
+        if written == 0:
+            expected = PageState.RESERVED
+        else:
+            expected = PageState.RESIDENT if written == width else PageState.FILLING
+        if table.lent:
+            expected = PageState.LENT
+        pages = table.unwritten(index) if written < width else group
+        # A shared page set is full in every table that has it.
+        if any(states[page] != expected for page in pages) or (
+            len(pages) < len(group) and any(states[page] != PageState.RESIDENT for page in group[: table.full[1]])
+        ):
+            raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")

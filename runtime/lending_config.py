@@ -1,0 +1,35 @@
+"""Settings of loans of K and V among devices (`--lending`, table `[lending]`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+#: Whether K and V of a sequence may lie on devices that are not on its path. `planned`: the scheduler,
+#: which has the exact account of all pages, chooses the device that holds them.
+LendingMode = Literal["off", "planned"]
+
+
+@dataclass(frozen=True, slots=True)
+class LendingConfig:
+    """Configure loans of K and V.
+
+    Fields:
+        mode: Whether there are any.
+        cap: Share of its pages that a device lends at most; 0: none (IL-08).
+        busy: A device lends nothing while this share of its `max_num_seqs` runs there: attention for loans takes time
+            from its own sequences (IL-09).
+        timeout_s: Longest wait for a creditor's part of the attention; then the step fails, and its sequences run
+            again.
+    """
+
+    mode: LendingMode = "off"
+    cap: float = 0.9
+    busy: float = 1.0
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(LendingMode):
+            raise ValueError(f"lending must be one of {', '.join(get_args(LendingMode))}")
+        if not 0.0 <= self.cap <= 1.0 or not 0.0 < self.busy <= 1.0 or not 0.0 < self.timeout_s <= 3600.0:
+            raise ValueError("cap is from 0 to 1, busy above 0 and at most 1, timeout_s above 0")

@@ -1,0 +1,72 @@
+"""Define what engines that lend each other pages exchange: queries of a layer, and the link that carries them (IL-27).
+
+Depends neither on tensors nor on transports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from runtime.chains import Array
+
+
+class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
+    """Ask for attention to K and V that a device holds for another one: the queries of one layer (IL-27).
+
+    Queries come beside it, [tokens, heads, head_dim], rows back to back. All lent tokens come before all queries.
+
+    Fields:
+        loans: The loans of each row, the first tokens first.
+        counts: Query tokens of each row.
+        layer: Attention layer, counted from the first one of the loan.
+        kv_heads: Heads of K and V.
+        dtype: Type of K and V.
+        scaling: Factor on the logits; 0: 1 / sqrt(head_dim).
+        softcap: Soft cap on the logits; 0: none.
+    """
+
+    loans: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+    layer: int
+    kv_heads: int = 1
+    dtype: str = ""
+    scaling: float = 0.0
+    softcap: float = 0.0
+
+
+class LoanLink(Protocol):
+    """Reach the devices that hold pages for an engine. Called in its steps."""
+
+    def send_query(self, creditor: str, query: LoanQuery, arrays: tuple[Array, ...]) -> int:
+        """Send a query and return its ticket. Raises `runtime.types.LoanLost`."""
+        ...
+
+    def collect(self, ticket: int) -> tuple[Array, ...]:
+        """Wait for the answer to a query. Raises `runtime.types.LoanLost`, also if it does not come in time."""
+        ...
+
+
+@runtime_checkable
+class LoanEngine(Protocol):
+    """Define an engine that attends to K and V on other devices, and for them."""
+
+    def borrow(self, link: LoanLink) -> None:
+        """Reach creditors over this link from now on. Call it once, before any step."""
+        ...
+
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
+        """Attend for a loan from now on: page sets with K and V of so many tokens, all of them full."""
+        ...
+
+    def drop_loan(self, loan: int) -> None: ...
+
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Return attention to lent tokens and its log-sum-exp: float32 [tokens, heads, head_dim], [tokens, heads].
+
+        From a thread of its own, while steps run. Raises `runtime.types.LoanLost` for an unknown loan, ValueError for a
+        query of another shape.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Decide which device holds K and V for another one. Pure."""

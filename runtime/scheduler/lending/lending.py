@@ -1,0 +1,259 @@
+"""Lend page sets of running sequences: a device without free pages keeps the latest ones, another one holds the rest.
+
+    no page for the next row of a sequence -> make_room: StartMigration (a loan) to a creditor; the sequence rests
+        -> MigrationReady: all pages lie there -> SendAway to the debtor: its own copies are free -> the row goes
+    the sequence leaves its path (end, abort, preemption, death) -> CloseSequences to its creditors, too
+
+Contract:
+- Only full page sets that no other sequence shares are lent, the first ones first: a lent page is never written again,
+  and what a sequence writes is always on its path (IL-04).
+- A creditor has the pages before the debtor's are given up, so that the sequence can be computed at any time.
+- A creditor never borrows for a loan (IL-07): pages that it has not free are not lent. Its own sequences take pages
+  from loans by rank, as from any sequence there (`debtors`).
+- One relocation of a sequence at a time: one that lends does not migrate, is not swapped to host memory, and shares
+  no prefix.
+- Pages are given back when the sequence leaves its path; a creditor that dies takes its sequences along, which run
+  again from their tokens (IL-18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runtime.chains import Hop, Stage
+from runtime.kv.pages import groups_for
+from runtime.messages import MigrationFailed, MigrationReady, SendAway, StartMigration
+from runtime.policy.lending.creditors import Creditor, choose
+from runtime.scheduler.lending.loans import Loan, Loans
+from runtime.scheduler.sequences.parts import Weights
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.state import ClusterState
+
+#: Share of a sequence's page sets on its path that it lends at a time, at least.
+_AT_LEAST = 0.125
+#: Time in ns for which a device that has refused a loan is not asked again (IL-14).
+_PAUSE = 100_000_000
+
+
+class Lending:
+    """Start, complete and end loans.
+
+    Args:
+        number: Returns the number of a new loan, of those of migrations.
+        hide: Removes a sequence from the prefix index.
+    """
+
+    def __init__(
+        self, state: ClusterState, number: Callable[[], int], hide: Callable[[ScheduledSequence], None]
+    ) -> None:
+        self._state, self._number, self._hide = state, number, hide
+        self._paused: dict[str, int] = {}
+        self.loans = Loans()
+
+    # -- room ----------------------------------------------------------------------------------------------------------
+
+    def make_room(self, sequence: ScheduledSequence, device: str, pages: int, now: int) -> bool:
+        """Start a loan of a sequence's own page sets that makes room for so many more of its pages on a device.
+
+        Returns whether one is on its way: the sequence rests until it stands, and asks again.
+        """
+        state = self._state
+        if not state.limits.on or not state.devices[device].lends or (hop := self._hop(sequence, device)) is None:
+            return False
+        first = self._away(sequence, hop)
+        groups = state.page_accounting.lendable(sequence.pages.holding, device, first)
+        groups = min(groups, sequence.computed // sequence.spec.page_tokens - first)
+        if groups < 1:
+            return False
+        layers = hop.layers[1] - hop.layers[0]
+        # As much as the rest of its context will need, or a share of what is here: each loan costs the sequence a rest.
+        coming = groups_for(sequence.spec, sequence.tokens) - sequence.pages.groups
+        found = choose(
+            self._creditors(sequence, device, now),
+            state.config.lending.busy,
+            min(groups, max(-(-pages // layers), coming, int(groups * _AT_LEAST))),
+            layers,
+        )
+        if found is None:
+            return False
+        self._start(sequence, hop, found[0], (first, first + found[1]), now)
+        return True
+
+    def is_needed(self, sequence: ScheduledSequence, weights: Weights) -> bool:
+        """Return whether a path holds a sequence's context only with loans."""
+        limits, spec = self._state.limits, sequence.chain.spec
+        return limits.takes(spec) and groups_for(spec, sequence.tokens) > limits.local(weights)
+
+    def has_room(self, sequence: ScheduledSequence, weights: Weights, groups: int) -> bool:
+        """Return whether a path and the devices beside it have pages now for what a sequence needs behind `groups`."""
+        devices, on_path = self._state.devices, {name for name, _ in weights}
+        pages = (groups_for(sequence.chain.spec, sequence.tokens) - groups) * sum(each for _, each in weights)
+        free = sum(devices[name].pages.free - each * groups for name, each in weights)
+        names = [each.name for each in devices if each.name not in on_path]
+        return pages <= self._state.limits.spare(names, self.loans.lent()) + max(0, free)
+
+    def debtors(self, device: str) -> list[ScheduledSequence]:
+        """Return the sequences with standing loans on a device."""
+        return list({id(loan.sequence): loan.sequence for loan in self.loans if loan.creditor == device}.values())
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def held(self, event: MigrationReady, now: int) -> bool:
+        """Complete a loan of which the creditor has the pages; return whether the answer is that of a loan."""
+        loan = self.loans.get(event.move)
+        if loan is None:
+            return False
+        if not loan.standing:
+            sequence, counters = loan.sequence, self._state.counters
+            self._release(loan)
+            loan.standing = True
+            self._state.page_accounting.lend(sequence.pages.holding, loan.debtor, loan.creditor, *loan.groups)
+            self._state.out.add_message(loan.debtor, self._away_message(loan))
+            counters.loans += 1
+            counters.loan_pages += loan.pages
+            counters.loan_bytes += event.nbytes
+            counters.loan_ns += now - loan.began
+            self._trace("kv.lend", loan, now)
+            self._go_on(sequence)
+        return True
+
+    def refused(self, event: MigrationFailed, now: int) -> bool:
+        """End a loan that its creditor cannot take; return whether the answer is that of a loan."""
+        loan = self.loans.get(event.move)
+        if loan is None:
+            return False
+        self._paused[loan.creditor] = now + _PAUSE
+        self._drop_loan(loan, event.reason, now)
+        return True
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def leaving(self, sequence: ScheduledSequence) -> None:
+        """End all loans of a sequence that leaves its path, before its pages are given back."""
+        for loan in list(self.loans.of_sequence(sequence)):
+            if not loan.standing:
+                self._release(loan)
+            self.loans.remove(loan)
+            if self._state.devices.alive(loan.creditor):
+                self._state.out.close(loan.creditor, sequence.seq, sequence.epoch)
+        sequence.lenders = frozenset()
+
+    def give_up(self, sequence: ScheduledSequence, why: str, now: int) -> None:
+        """End a loan on its way of which nothing is heard; the sequence asks another device."""
+        for loan in [each for each in self.loans.of_sequence(sequence) if not each.standing]:
+            self._paused[loan.creditor] = now + _PAUSE
+            # Closed there: the loans that stand would be, too, so that the sequence is computed again.
+            if any(each.standing and each.creditor == loan.creditor for each in self.loans.of_sequence(sequence)):
+                sequence.doom(why)
+            elif self._state.devices.alive(loan.creditor):
+                self._state.out.close(loan.creditor, sequence.seq, sequence.epoch)
+            self._drop_loan(loan, why, now)
+
+    def targets(self, sequence: ScheduledSequence) -> tuple[str, ...]:
+        """Return the creditors of which an answer is awaited."""
+        return tuple(loan.creditor for loan in self.loans.of_sequence(sequence) if not loan.standing)
+
+    def check(self) -> None:
+        """Raise RuntimeError unless loans and sequences agree. For tests, after every event."""
+        for loan in self.loans:
+            sequence = loan.sequence
+            if self._state.running.get(sequence.seq) is not sequence or loan.creditor not in sequence.lenders:
+                raise RuntimeError(f"loan {loan.number} is of a sequence that does not run, or knows nothing of it")
+            if not loan.standing and not (sequence.waits.held and sequence.waits.move == loan.number):
+                raise RuntimeError(f"loan {loan.number} is on its way, and its sequence does not rest")
+        for device, pages in self.loans.lent().items():
+            if pages > self._state.limits.most(device):
+                raise RuntimeError(f"{device} lends {pages} pages, of {self._state.limits.most(device)}")
+
+    # -- internals -----------------------------------------------------------------------------------------------------
+
+    def _hop(self, sequence: ScheduledSequence, device: str) -> Hop | None:
+        """Return the hop of a sequence on a device that can lend; None if it has none, or rests for something else."""
+        spec, waits = sequence.spec, sequence.waits
+        if (
+            not self._state.limits.takes(spec)
+            or sequence.swapped is not None
+            or sequence.flying
+            or waits.move
+            or waits.doomed
+        ):
+            return None
+        hops = [hop for hop in sequence.path if hop.device == device and hop.layers[1] > hop.layers[0]]
+        return hops[0] if len(hops) == 1 else None
+
+    def _away(self, sequence: ScheduledSequence, hop: Hop) -> int:
+        return max((loan.groups[1] for loan in self.loans.of_sequence(sequence) if loan.hop.lo == hop.lo), default=0)
+
+    def _creditors(self, sequence: ScheduledSequence, debtor: str, now: int) -> list[Creditor]:
+        state, lent = self._state, self.loans.lent()
+        near, places = state.devices[debtor].facts.server, state.config.max_num_seqs
+        return [
+            Creditor(
+                each.name,
+                each.pages.free,
+                lent[each.name],
+                state.limits.most(each.name),
+                each.passing.expected / places,
+                each.facts.server == near,
+            )
+            for each in state.devices
+            if each.alive
+            and each.lends
+            and each.name not in sequence.place.devices
+            and self._paused.get(each.name, 0) <= now
+        ]
+
+    def _start(self, sequence: ScheduledSequence, hop: Hop, creditor: str, groups: tuple[int, int], now: int) -> None:
+        state, width = self._state, sequence.spec.page_tokens
+        loan = Loan(self._number(), sequence, hop, creditor, groups, now)
+        self.loans.add(loan)
+        sequence.lenders |= {creditor}
+        self._hide(sequence)
+        sequence.moves(loan.number)
+        sequence.hold(True)
+        state.devices[creditor].pages.used += loan.pages
+        state.out.add_message(
+            creditor,
+            StartMigration(
+                loan.number, sequence.seq, sequence.epoch, Stage(sequence.chain.loaded_as, hop.lo, hop.hi), hop.layers,
+                width, hop.device, groups[1] * width, (), True, sequence.device_request, first=groups[0] * width,
+                loan=True,
+            ),
+        )  # fmt: skip
+        self._trace("kv.lend.start", loan, now)
+
+    def _away_message(self, loan: Loan) -> SendAway:
+        width, sequence = loan.sequence.spec.page_tokens, loan.sequence
+        first, last = (each * width for each in loan.groups)
+        return SendAway(sequence.seq, sequence.epoch, loan.hop.lo, loan.number, loan.creditor, first, last)
+
+    def _release(self, loan: Loan) -> None:
+        """Give back the pages that are taken for a loan on its way."""
+        device = self._state.devices[loan.creditor]
+        if device.alive:
+            device.pages.used -= loan.pages
+            self._state.changed = True
+
+    def _drop_loan(self, loan: Loan, why: str, now: int) -> None:
+        """Forget a loan on its way; its sequence goes on as if it had not been asked for."""
+        sequence = loan.sequence
+        if not loan.standing:
+            self._release(loan)
+        self.loans.remove(loan)
+        sequence.lenders = frozenset(each.creditor for each in self.loans.of_sequence(sequence))
+        self._state.counters.loans_refused += 1
+        self._trace("kv.lend.none", loan, now, why=why)
+        self._go_on(sequence)
+
+    def _go_on(self, sequence: ScheduledSequence) -> None:
+        sequence.hold(False)
+        sequence.moves(0)
+        self._state.ready.append(sequence)
+        self._state.changed = True
+
+    def _trace(self, event: str, loan: Loan, now: int, **extra: str) -> None:
+        first, last = loan.groups
+        self._state.tell.control(
+            now, event, "IL-12", loan.creditor, seq=loan.sequence.seq, debtor=loan.debtor, loan=loan.number,
+            groups=[first, last], pages=loan.pages, **extra,
+        )  # fmt: skip

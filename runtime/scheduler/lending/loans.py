@@ -1,0 +1,99 @@
+"""Records of loans: which page sets of which sequence lie on which device, and which are on their way.
+
+Contract: `Loans` holds each loan from its request to the end of its sequence's placement. Pages of a loan that is on
+its way count here (`held`); once they lie at the creditor they count in the sequence's holding
+(`PageAccounting.lend`). It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from runtime.chains import Hop
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+
+
+@dataclass(slots=True)
+class Loan:
+    """Page sets of one hop of a sequence on another device.
+
+    Fields:
+        number: Its number in messages, unique among those of migrations.
+        hop: The hop on the debtor: device, components, layers.
+        groups: Page sets [first, last), counted from the sequence's first.
+        began: Time of the request in ns.
+        standing: Whether the creditor has them, and the debtor does not any more.
+    """
+
+    number: int
+    sequence: ScheduledSequence
+    hop: Hop
+    creditor: str
+    groups: tuple[int, int]
+    began: int
+    standing: bool = False
+
+    @property
+    def debtor(self) -> str:
+        return self.hop.device
+
+    @property
+    def pages(self) -> int:
+        layers = self.hop.layers[1] - self.hop.layers[0]
+        return layers * (self.groups[1] - self.groups[0])
+
+
+class Loans:
+    """All loans, by number and by sequence."""
+
+    def __init__(self) -> None:
+        self._loans: dict[int, Loan] = {}
+        self._of: dict[str, list[Loan]] = {}
+
+    def __len__(self) -> int:
+        return len(self._loans)
+
+    def __iter__(self) -> Iterator[Loan]:
+        return iter(self._loans.values())
+
+    def get(self, number: int) -> Loan | None:
+        return self._loans.get(number)
+
+    def of_sequence(self, sequence: ScheduledSequence) -> list[Loan]:
+        """Return the loans of a sequence, the first page sets first."""
+        return self._of.get(sequence.seq, [])
+
+    def add(self, loan: Loan) -> None:
+        self._loans[loan.number] = loan
+        self._of.setdefault(loan.sequence.seq, []).append(loan)
+
+    def remove(self, loan: Loan) -> None:
+        del self._loans[loan.number]
+        left = self._of[loan.sequence.seq]
+        left.remove(loan)
+        if not left:
+            del self._of[loan.sequence.seq]
+
+    def held(self) -> Mapping[str, int]:
+        """Return the pages taken for loans on their way, by creditor."""
+        pages: Counter[str] = Counter()
+        for loan in self:
+            if not loan.standing:
+                pages[loan.creditor] += loan.pages
+        return pages
+
+    def lent(self) -> Counter[str]:
+        """Return the pages of all loans, by creditor."""
+        pages: Counter[str] = Counter()
+        for loan in self:
+            pages[loan.creditor] += loan.pages
+        return pages
+
+    def debts(self) -> Mapping[tuple[str, str], int]:
+        """Return the pages of all loans, by debtor and creditor (IL-11)."""
+        pages: Counter[tuple[str, str]] = Counter()
+        for loan in self:
+            pages[loan.debtor, loan.creditor] += loan.pages
+        return pages
