@@ -1,0 +1,114 @@
+"""Measure a request that is longer than its agent's memory: its answer, and what lent pages cost (IL-01, IL-27).
+
+    python -m benchmarks.serving.long_contexts STORE MODEL [--prompt 8100] [--tokens 32] [--agents 5] [--pool 45MiB]
+        [--output FILE]
+
+`alone`: `zoo serve` with one agent that holds all K and V. `lent`: `--agents`, each with a pool of `--pool`, the model
+on one of them (`--placement on-demand`), `--lending planned`. `off`: the same without lending, which refuses the
+request; `error` is its answer. `first_s`: until the first token; `token_ms`: median time between two tokens. `equal`:
+whether `lent` gives the tokens of `alone`. `lent_share`: share of the request's K and V that other agents hold at its
+end, by `GET /zoo/ledger`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.queue.servers import KillableServer, serving
+from benchmarks.reports import deliver
+
+
+def asked(model: str, prompt: int, tokens: int) -> dict[str, Any]:
+    """Return a streamed request with a random prompt."""
+    rng = random.Random(1)
+    return {
+        "model": model, "prompt": [rng.randrange(10, 4000) for _ in range(prompt)], "max_tokens": tokens,
+        "temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": True,
+    }  # fmt: skip
+
+
+def answered(server: KillableServer, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a request and their times; the error instead if it is refused."""
+    begin, tokens, arrivals, ledger = time.perf_counter(), list[int](), list[float](), dict[str, Any]()
+    with server.http() as http, http.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            return {"error": json.loads(response.read())["error"]["message"]}
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            document = json.loads(line[6:])
+            if "error" in document:
+                return {"error": document["error"]["message"]}
+            new = [token for choice in document["choices"] for token in choice["token_ids"]]
+            if new:
+                arrivals.append(time.perf_counter())
+                tokens += new
+            if len(tokens) == body["max_tokens"] - 1:
+                with server.http() as other:
+                    ledger = other.get("/zoo/ledger").json()
+    gaps = [1000 * (b - a) for a, b in itertools.pairwise(arrivals)]
+    return {
+        "tokens": tokens,
+        "first_s": arrivals[0] - begin,
+        "token_ms": statistics.median(gaps),
+        "ledger": ledger,
+        "counters": server.counters(),
+    }
+
+
+def lent_share(ledger: dict[str, Any]) -> float:
+    """Return the share of all pages in use that one agent holds for another."""
+    used = sum(each["capacity"] - each["free"] for each in ledger["instances"])
+    return sum(sum(each["lent"].values()) for each in ledger["instances"]) / max(used, 1)
+
+
+def measured(store: str, model: str, body: dict[str, Any], agents: int, pool: str) -> dict[str, Any]:
+    """Return the measurements of the three sides."""
+    many = ("--agents", str(agents), "--agent-kv-bytes", ",".join([pool] * agents), "--placement", "on-demand")
+    found: dict[str, dict[str, Any]] = {}
+    for side, options in (("alone", ()), ("lent", (*many, "--lending", "planned")), ("off", many)):
+        with serving(store, model, options) as server:
+            found[side] = answered(server, body)
+    alone, lent = found["alone"], found["lent"]
+    counters = lent.pop("counters", {})
+    return {
+        "prompt": len(body["prompt"]),
+        "pools": f"{agents} x {pool}",
+        "off": found["off"].get("error", "answered"),
+        "equal": lent.get("tokens") == alone["tokens"],
+        "lent_share": lent_share(lent.pop("ledger")) if "ledger" in lent else 0.0,
+        **{name: counters.get(name, 0) for name in ("loans", "loan_bytes", "preemptions", "failed_steps")},
+        "loan_s": counters.get("loan_ns", 0) / 1e9,
+        **{
+            f"{side}_{name}": found[side].get(name)
+            for side in ("alone", "lent")
+            for name in ("first_s", "token_ms", "error")
+        },
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("store")
+    parser.add_argument("model")
+    parser.add_argument("--prompt", type=int, default=8100)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--agents", type=int, default=5)
+    parser.add_argument("--pool", default="45MiB")
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args(arguments)
+    body = asked(given.model, given.prompt, given.tokens)
+    deliver(measured(given.store, given.model, body, given.agents, given.pool), given.output)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
