@@ -5,6 +5,10 @@ the rows of what it is given, and so claims it; the message stays unacknowledged
 Duplicates (a redelivery after a broken connection or a consumer time-out, a client that sent again) meet the row of the
 first: they are held until that has ended, and taken up if its server dies. So ids count once, whatever comes how often.
 
+RabbitMQ counts how often a message was returned, whatever the reason, and drops it at `DELIVERIES`. That is for what
+kills servers before it has a row: afterwards the tables count (`requests.recover`). So a message that has its row, or
+that a server puts down in order, is replaced by a copy, which counts from none, once it has come half as often.
+
 Messages are trusted as the tables are: a publisher may ask in the name of any principal.
 """
 
@@ -33,8 +37,8 @@ _log = logging.getLogger(__name__)
 
 #: Names of the queues: of single requests, of lines of batches, and of what was delivered too often or is no request.
 INTERACTIVE, LINES, DEAD = "blockzoo.requests", "blockzoo.lines", "blockzoo.dead"
-#: Deliveries of a message. The tables give a request up long before (`requests.MOST_ATTEMPTS`); this bounds the rest.
-DELIVERIES = 20
+#: Returns of a message until it goes to the dead letters; and those after which a copy may take its place.
+DELIVERIES, RENEWED = 20, 10
 #: Seconds: for a connection, for a message to be confirmed, between two connections, and between two looks at what is
 #: held because another server runs it.
 _CONNECT, _CONFIRM, _AGAIN, _REVIEW = 10.0, 10.0, 0.5, 1.0
@@ -84,21 +88,20 @@ class RabbitIntake:
 
     async def close(self) -> None:
         """Disconnect: what is not acknowledged comes to other servers."""
+        unclaimed = [message for _, several in self._held.values() for message in several]
+        while not self._came.empty():
+            unclaimed.append(self._came.get_nowait())
+        await asyncio.gather(*(self._renew(message) for message in unclaimed))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def put(self, given: Sequence[DurableRequest]) -> None:
-        from aio_pika import DeliveryMode, Message
-
         link = await self._connected(_CONFIRM)
-        messages = [
-            Message(_encoder.encode(each), delivery_mode=DeliveryMode.PERSISTENT, message_id=each.id) for each in given
-        ]
-        exchange = link.publishing.default_exchange
+        bodies = [(each.id, _encoder.encode(each)) for each in given]
         try:
             async with asyncio.timeout(_CONFIRM):
-                await asyncio.gather(*(exchange.publish(message, self._name) for message in messages))
+                await asyncio.gather(*(self._publish(link, name, body) for name, body in bodies))
         except Exception as error:
             raise StoreError(f"the broker has not taken a request: {type(error).__name__}") from error
 
@@ -123,7 +126,15 @@ class RabbitIntake:
         for request in ids:
             if (message := self._running.pop(request, None)) is not None:
                 with suppress(Exception):  # a closed channel has given it back already
-                    await message.nack(requeue=True)
+                    if not await self._renew(message):
+                        await message.nack(requeue=True)
+
+    async def _publish(self, link: _Link, request: str, body: bytes) -> None:
+        """Return once the broker has a message."""
+        from aio_pika import DeliveryMode, Message
+
+        message = Message(body, delivery_mode=DeliveryMode.PERSISTENT, message_id=request)
+        await link.publishing.default_exchange.publish(message, self._name)
 
     # -- deliveries ----------------------------------------------------------------------------------------------------
 
@@ -176,6 +187,8 @@ class RabbitIntake:
         for request, message in came:
             if request.id in ended:
                 await _acknowledge(message)
+            elif await self._renew(message):
+                pass  # the copy is held as one that came twice
             elif request.id in mine and request.id not in self._running:
                 self._running[request.id] = message
             else:
@@ -189,6 +202,25 @@ class RabbitIntake:
         """Take what is held, to claim what no server has any more."""
         held, self._held = self._held, {}
         return [(request, message) for request, several in held.values() for message in several]
+
+    async def _renew(self, message: AbstractIncomingMessage) -> bool:
+        """Put a copy in the place of a message that was returned often; return whether that was done.
+
+        A death between both leaves two, of which one counts.
+        """
+        headers, link = message.headers or {}, self._link
+        # Which of both the limit is for depends on the broker's version.
+        returns = [headers.get(name) for name in ("x-delivery-count", "x-acquired-count")]
+        if link is None or max((each for each in returns if isinstance(each, int)), default=0) < RENEWED:
+            return False
+        try:
+            async with asyncio.timeout(_CONFIRM):
+                await self._publish(link, message.message_id or "", message.body)
+        except Exception as error:
+            _log.warning("a message that was returned often stays as it is: %s", str(error) or type(error).__name__)
+            return False
+        await _acknowledge(message)
+        return True
 
     # -- the connection ------------------------------------------------------------------------------------------------
 

@@ -298,6 +298,7 @@ class Message:
 
     body: bytes
     acknowledged: bool = False
+    headers: Any = None
 
     async def ack(self) -> None:
         self.acknowledged = True
