@@ -114,6 +114,10 @@ class TableCost:
         read = later * work.context + work.rows * later * (later + 1) // 2
         return first + later * self._products(work.rows) + max(self.kv, self.pair) * read + steps * self.fixed
 
+    def attention(self, work: BlockWork) -> float:
+        """Return the ns of one step's attention."""
+        return max(self.kv * (work.context + work.chunk_context), self.pair * (work.context + work.pairs))
+
     def _products(self, tokens: int) -> float:
         products = self.token * tokens + self.begin
         return products if products > self.weights else self.weights

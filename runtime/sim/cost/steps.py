@@ -122,6 +122,15 @@ class Pricing:
         self.launching = 0
         return self._ns(works, 1)
 
+    def attention(self, works: Mapping[str, BlockWork]) -> float:
+        """Return the ns of a step's attention to K and V; 0 for blocks with measured costs."""
+        return sum(
+            piece.cost.attention(work)
+            for stage, work in works.items()
+            for piece in self._pieces[stage]
+            if isinstance(piece.cost, TableCost)
+        )
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _ns(self, works: Mapping[str, BlockWork], steps: int) -> int:

@@ -79,6 +79,11 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     if unknown:
         raise InputError(f"a policy has no {min(unknown)!r}")
     scheduler, agent = shipped(devices)
+    lends = _named(scheduler, given).lending.mode != "off"
+    if lends:
+        scheduler, agent = shipped(devices, launches_ahead=False)
+        if strides:
+            raise InputError("policies.strides: with loans each token is a step")
     apart = None if engines is None else settings_of(EngineSettings, engines, "engines")
     return Policy(
         _named(Cutting(), given),
@@ -92,9 +97,12 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     )
 
 
-def shipped(devices: int) -> tuple[ClusterConfig, AgentConfig]:
-    """Return what `zoo serve --device cuda --agents DEVICES` gives the scheduler and the agents."""
-    serving = Serving(devices, launches_ahead=True)
+def shipped(devices: int, launches_ahead: bool = True) -> tuple[ClusterConfig, AgentConfig]:
+    """Return what `zoo serve --device cuda --agents DEVICES` gives the scheduler and the agents.
+
+    Engines that lend launch no steps ahead.
+    """
+    serving = Serving(devices, launches_ahead=launches_ahead)
     scheduler = cluster_config(serving, SHIPPED_CLUSTER, SHIPPED_AGENT.max_num_batched_tokens)
     return scheduler, agent_config(serving, SHIPPED_AGENT)
 

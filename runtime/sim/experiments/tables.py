@@ -11,6 +11,7 @@ import msgspec
 
 from runtime.config import ControlConfig, OrderConfig, SpeculationConfig
 from runtime.decode_config import DecodeConfig
+from runtime.lending_config import LendingConfig
 from runtime.role_config import RoleChangeConfig
 from zoo.errors import InputError
 
@@ -22,6 +23,7 @@ _PARTS: Mapping[str, type] = {
     "order": OrderConfig,
     "decode": DecodeConfig,
     "role_changes": RoleChangeConfig,
+    "lending": LendingConfig,
 }
 
 

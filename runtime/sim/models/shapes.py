@@ -112,6 +112,7 @@ SHAPES: Mapping[str, ModelShape] = {
         ModelShape("gpt-neox-20b", 44, 6144, 24576, 64, 50432, gated=False),
         ModelShape("llama-30b", 60, 6656, 17920, 52, 32000),
         ModelShape("llama-65b", 80, 8192, 22016, 64, 32000),
+        ModelShape("llama2-70b", 80, 8192, 28672, 64, 32000, kv_heads=8),
     )
 }
 

@@ -6,7 +6,7 @@
 - `steps` of `run`: rows that decode more than one token before they return (strides).
 - Answers end at `max_tokens` (requests use `ignore_eos`), or with a stop token after the length in `ends`.
 - Plans are trusted: the engine keeps no page tables. It has no clock: how long a load takes is decided elsewhere
-  (`sim.run.loading`).
+  (`sim.run.loading`), and how long other devices take for lent K and V, too (`sim.run.loans`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from runtime.chains import Array, Lack, Likeness, Stage, StageResult
 from runtime.sim.cost.hardware import Gpu
 from runtime.sim.cost.steps import Pricing, StepPiece
 from runtime.sim.models.family import SimulatedFamily
+from runtime.sim.models.shapes import ModelShape
+from runtime.sim.run.pages_away import Lenders, PagesAway
 from runtime.sim.workload.predictions import STOP
 from runtime.types import EngineMemory, ModelSpec, Row, Sampled, StepPlan, StepResult
 
@@ -43,12 +45,13 @@ class Hollow:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A stage on the device. `array_width`: width of its hidden states."""
+    """A stage on the device. `layers`: with attention."""
 
     spec: ModelSpec
     pieces: tuple[StepPiece, ...]
-    array_width: int
+    shape: ModelShape
     head: bool
+    layers: int
 
 
 class SimEngine:
@@ -77,6 +80,7 @@ class SimEngine:
         self.page_capacity = page_capacity
         self.page_bytes = family.page_bytes
         self._family = family
+        self.gpu = gpu
         self._pricing = pricing or Pricing(gpu, family)
         self._stages: dict[str, _Loaded] = {}
         self._held: dict[str, int] = {}
@@ -85,6 +89,12 @@ class SimEngine:
         self.launching = 0
         self._sizes: dict[str, int] = {}
         self._arrays: dict[tuple[int, int], Array] = {}
+        self._away = PagesAway()
+        self._lenders: Lenders | None = None
+
+    def borrow(self, lenders: Lenders) -> None:
+        """Attend to lent K and V through this from now on, as `runtime.loans.LoanEngine` does over a link."""
+        self._lenders = lenders
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
@@ -107,7 +117,9 @@ class SimEngine:
         for piece in pieces:
             self._held[piece.name] = self._held.get(piece.name, 0) + 1
             self._sizes[piece.name] = piece.nbytes
-        self._stages[stage.id] = _Loaded(spec, pieces, self._family.shape(stage.model).hidden, stage.hi == chain.length)
+        shape = self._family.shape(stage.model)
+        head, layers = stage.hi == chain.length, shape.attentions(stage.lo, stage.hi)
+        self._stages[stage.id] = _Loaded(spec, pieces, shape, head, layers)
         return spec
 
     def unload(self, stage: Stage) -> None:
@@ -137,10 +149,29 @@ class SimEngine:
             if row.sample:
                 sampled.append(Sampled(row.seq, STOP if self._ends and self._is_last(row) else 0))
             if not stage.head:
-                outputs[row.seq] = self._hidden(len(row.tokens), stage.array_width)
-        busy = self._pricing.step(plan.rows, steps or {})
+                outputs[row.seq] = self._hidden(len(row.tokens), stage.shape.hidden)
+        if plan.sent_away or self._away:
+            self._away.follow(plan)
+        if self._away and self._away.any_of(plan.rows):
+            busy = self._run_apart(plan.rows, steps or {})
+        else:
+            busy = self._pricing.step(plan.rows, steps or {})
         self.launching += self._pricing.launching
         return StageResult(StepResult(plan.step, tuple(sampled), busy=busy), outputs)
+
+    def _run_apart(self, rows: Sequence[Row], steps: Mapping[str, int]) -> int:
+        """Return the ns of a step with rows of which other devices hold K and V. Raises ValueError without a way there.
+
+        What a row attends to here counts as the whole context of the row; stages wait for the rest one after the other.
+        """
+        if self._lenders is None or any(count > 1 for count in steps.values()):
+            raise ValueError("rows with lent K and V run token by token, on an engine that reaches their creditors")
+        works = self._away.here(rows)
+        busy = self._pricing.price(works)
+        for stage, asked in self._away.work_asked(rows, {name: self._stages[name].layers for name in works}).items():
+            here = self._pricing.attention({stage: works[stage]})
+            busy += self._lenders.wait(self.device, self._stages[stage].shape, asked, here, busy)
+        return busy
 
     def _is_last(self, row: Row) -> bool:
         """Return whether a row samples the last token of an answer with a hidden length."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runtime.messages import ForwardRows, Message
-from runtime.sim.cost.hardware import ClusterHardware
+from runtime.sim.cost.hardware import ClusterHardware, LinkSpec
 
 Hops = Literal["new", "context"]
 
@@ -52,6 +52,18 @@ class Network:
 
     def server_of(self, device: str) -> int:
         return self._server[device]
+
+    def link(self, source: str, to: str) -> LinkSpec:
+        """Return the link from one device to another."""
+        here = self._server[source]
+        return self._cluster.servers[here].inside if here == self._server[to] else self._cluster.net
+
+    def count(self, source: str, to: str, messages: int, nbytes: int, ns: int) -> None:
+        """Count messages that take their time in a step and wait for no other ones."""
+        traffic = self.inside if self._server[source] == self._server[to] else self.between
+        traffic.messages += messages
+        traffic.nbytes += nbytes + messages * ENVELOPE
+        traffic.ns += ns
 
     def carried(self, message: Message, nbytes: int) -> int:
         """Return the bytes that a message carries whose arrays have `nbytes` for the new tokens of its rows."""

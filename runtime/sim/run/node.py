@@ -20,7 +20,11 @@ class Node:
         due: Whether the begin of its next step is scheduled.
         lanes: Lanes of its steps.
         stepping: By lane, when its running step ends (ns).
-        debt: Time that the lane of stand-ins has taken from the running step of the other lane, in ns.
+        debt: Time that other work on the device has taken from its running step, in ns: the lane of stand-ins, and
+            attention for other devices.
+        attending: When it has attended to all lent tokens that it was asked for, in ns.
+        between: The same for what it was asked for between its steps.
+        attended: Time of attention for other devices, in ns.
         loader: Loads its stages.
         host_kv: Bytes of K and V in host memory.
         copies: When its link to host memory is free for K and V, each way, in ns: out, and back.
@@ -43,6 +47,35 @@ class Node:
     life: int = 0
     host_kv: int = 0
     copies: list[int] = field(default_factory=lambda: [0, 0])
+    attending: int = 0
+    between: int = 0
+    attended: int = 0
+
+    def begin_step(self, lane: Lane, busy: int, now: int) -> None:
+        """Count a step of a lane that begins now.
+
+        Both lanes share one device: stand-ins run first, and their time is added to the step beside them. So is that
+        of attention for other devices.
+        """
+        self.busy += busy
+        self.steps += 1
+        if lane == "ahead" and "real" in self.stepping:
+            self.debt += busy
+        elif lane == "real":
+            self.debt += max(0, self.stepping.get("ahead", now) - now)
+        self.debt += max(0, self.between - now)
+        self.between = 0
+        self.stepping[lane] = now + busy
+
+    def attend(self, ns: int, now: int) -> int:
+        """Attend to lent tokens beside the step under way, which ends later by as much; return when that is over."""
+        self.attending = max(self.attending, now) + ns
+        self.attended += ns
+        if self.stepping:
+            self.debt += ns
+        else:
+            self.between = max(self.between, now) + ns
+        return self.attending
 
     def copy(self, back: bool, nbytes: int, now: int) -> tuple[int, int]:
         """Occupy the device's link with K and V that go to host memory or come `back`; return begin and time in ns."""

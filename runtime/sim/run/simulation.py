@@ -58,6 +58,7 @@ from runtime.sim.cost.plans import solved
 from runtime.sim.results.recorder import RunRecorder, Sample
 from runtime.sim.run.clock import EventClass, VirtualClock
 from runtime.sim.run.engine import hollow_rows
+from runtime.sim.run.lenders import LenderTimes
 from runtime.sim.run.network import Network
 from runtime.sim.run.node import Cost, Node, Periods
 from runtime.sim.run.playback import Playback
@@ -107,6 +108,9 @@ class Simulation:
         self._timed = timed
         self._loads_stop_steps = loads_stop_steps
         self.counts = counts
+        self._lenders = LenderTimes(self.clock, network, nodes)
+        for node in nodes.values():
+            node.engine.borrow(self._lenders)
         self._playback = Playback(self.clock, self.ledger, self._arrive)
 
     def run(
@@ -325,10 +329,7 @@ class Simulation:
                 self._step(name, node, lane)
 
     def _step(self, name: str, node: Node, lane: Lane) -> None:
-        """Start the next step of a lane, if there is one.
-
-        Both lanes share one device: stand-ins run first, and their time is added to the step beside them.
-        """
+        """Start the next step of a lane, if there is one."""
         now = self.clock.now
         step = node.agent.next_step(now, lane)
         if step is None:
@@ -337,13 +338,7 @@ class Simulation:
             return
         result = node.engine.run(step.plan, step.inputs, step.strides)
         busy = result.result.busy
-        node.busy += busy
-        node.steps += 1
-        if lane == "ahead" and "real" in node.stepping:
-            node.debt += busy
-        elif lane == "real":
-            node.debt += max(0, node.stepping.get("ahead", now) - now)
-        node.stepping[lane] = now + busy
+        node.begin_step(lane, busy, now)
         self.clock.at(now + busy, EventClass.DONE, (self._finish, name, node.life, lane, result))
 
     def _resume(self, name: str, life: int) -> None:
@@ -380,5 +375,6 @@ class Simulation:
             return
         node = self._revive(name)
         node.life = self.nodes[name].life + 1
+        node.engine.borrow(self._lenders)
         self.nodes[name] = node
         self.clock.at(self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._join, name))

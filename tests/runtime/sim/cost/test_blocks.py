@@ -28,6 +28,7 @@ LLAMA = SHAPES["llama-7b"]
         ("opt-13b", 12.84),
         ("gpt-neox-20b", 20.55),
         ("llama-65b", 65.29),
+        ("llama2-70b", 68.98),
     ],
 )
 def test_shapes_have_the_published_numbers_of_weights(name: str, billions: float):
