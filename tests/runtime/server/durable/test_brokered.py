@@ -15,8 +15,8 @@ import pytest
 
 from tests import postgres, rabbitmq
 from tests.runtime.server.batches.asking import ended, line, results, submit
-from tests.runtime.server.durable.test_kills import SLOW, Client, lives, tokenizer_folder, whole
-from tests.runtime.server.durable.test_several import LEASE, data_of
+from tests.runtime.server.durable.test_kills import LEASE, SLOW, Client, lives, tokenizer_folder, whole
+from tests.runtime.server.durable.test_several import data_of
 from tests.runtime.server.harness import eventually
 
 __all__ = ["lives", "tokenizer_folder"]

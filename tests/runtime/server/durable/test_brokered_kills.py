@@ -14,6 +14,7 @@ import pytest
 
 from runtime.queueing.broker import INTERACTIVE
 from tests import rabbitmq
+from tests.runtime.server.durable.forks import Forks
 from tests.runtime.server.durable.test_brokered import broker
 from tests.runtime.server.durable.test_kills import (
     Client,
@@ -37,6 +38,19 @@ def states(folder: Path) -> list[tuple[str, int]]:
     """Return state and attempts of the requests in a queue's tables."""
     with closing(sqlite3.connect(folder / "queue" / "queue.sqlite")) as database:
         return database.execute("SELECT state, attempts FROM queue_requests").fetchall()
+
+
+@pytest.fixture(scope="module")
+def settled(
+    rabbit: rabbitmq.Broker, forks: Forks, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The queues have been there for long enough for the broker to be killed."""
+    queue = str(tmp_path_factory.mktemp("settled") / "queue")
+    process = forks.start([queue, str(tokenizer_folder), "--broker", rabbit.url])
+    process.stdout.readline()
+    process.kill()
+    process.wait(60)
+    time.sleep(rabbitmq.SETTLED)
 
 
 @pytest.mark.parametrize("point", ["offer", "offered", "claiming", "claimed"])
@@ -79,7 +93,7 @@ def test_a_death_while_models_or_sequences_change_places_is_made_good(
     lives: Any, broker: tuple[str, str], tmp_path: Path, point: str, at: int
 ) -> None:
     clients = crowd()
-    with lives("--crowded", "--pace", "0.03", "--salt", "a", "--die", point, "--at", str(at), *broker) as child:
+    with lives("--crowded", "--pace", "0.015", "--salt", "a", "--die", point, "--at", str(at), *broker) as child:
         read_all(child, clients)
         assert not all(each.ended for each in clients), "the point was not reached"
         assert child.process.wait(60) == -signal.SIGKILL
@@ -94,10 +108,8 @@ def test_a_death_while_models_or_sequences_change_places_is_made_good(
 
 @pytest.mark.parametrize(("point", "at"), [("offered", 1), ("claiming", 1), ("send", 3), ("finalise", 1), ("ack", 1)])
 def test_a_death_of_the_broker_at_any_point_is_made_good(
-    lives: Any, rabbit: rabbitmq.Broker, broker: tuple[str, str], tmp_path: Path, point: str, at: int
+    lives: Any, rabbit: rabbitmq.Broker, settled: None, broker: tuple[str, str], tmp_path: Path, point: str, at: int
 ) -> None:
-    with lives(*broker):  # the queues are there
-        time.sleep(rabbitmq.SETTLED)
     assert rabbit.process is not None
     first, client = rabbit.process, Client("key")
     options = ("--pace", "0.05", "--die", point, "--at", str(at), "--victim", str(first.pid))

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -25,6 +23,7 @@ from runtime.queueing import requests
 from runtime.queueing.database import QueueDatabase
 from tests import postgres
 from tests.runtime.frontend.samples import byte_level
+from tests.runtime.server.durable.forks import ForkedProcess, Forks
 from tests.runtime.server.harness import eventually
 
 BODY = {"model": "org/base", "prompt": [5, 6, 7], "max_tokens": 40, "return_token_ids": True}
@@ -32,12 +31,15 @@ BODY = {"model": "org/base", "prompt": [5, 6, 7], "max_tokens": 40, "return_toke
 #: Half a second per step: a request of the first life is under way for twenty seconds.
 SLOW = ("--pace", "0.5")
 
+#: A lease that a test can wait for.
+LEASE = ("--lease", "1.5")
+
 
 @dataclass
 class Child:
     """A server's process."""
 
-    process: subprocess.Popen[str]
+    process: ForkedProcess
     address: str
 
     def http(self) -> httpx.Client:
@@ -62,20 +64,18 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def lives(tokenizer_folder: Path, tmp_path: Path) -> Iterator[Any]:
+def lives(forks: Forks, tokenizer_folder: Path, tmp_path: Path) -> Iterator[Any]:
     """Start one life of the server after the other, on one queue."""
 
     @contextmanager
     def life(*options: str, target: str | None = None) -> Iterator[Child]:
-        module = "tests.runtime.server.durable.child"
-        command = [sys.executable, "-m", module, target or str(tmp_path / "queue"), str(tokenizer_folder), *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = forks.start([target or str(tmp_path / "queue"), str(tokenizer_folder), *options])
         try:
-            assert process.stdout is not None
             yield Child(process, process.stdout.readline().strip())
         finally:
             process.kill()
             process.wait(60)
+            process.stdout.close()
 
     return life
 
@@ -135,7 +135,7 @@ def crowd() -> list[Client]:
     """Return requests for a `--crowded` server: each alone would be on time, all of them are not, so it plans."""
     return [
         Client(
-            f"{name}{tokens}", model=f"org/{name}", max_tokens=tokens, prompt=[number + 1, 6, 7], slo_ms=8000 + number
+            f"{name}{tokens}", model=f"org/{name}", max_tokens=tokens, prompt=[number + 1, 6, 7], slo_ms=5000 + number
         )
         for number, (tokens, name) in enumerate((each, name) for each in (40, 70, 90, 100) for name in ("base", "fine"))
     ]
@@ -239,7 +239,7 @@ def test_a_death_while_a_request_is_fetched_again_is_made_good(lives: Any) -> No
 @pytest.mark.parametrize(("point", "at"), [("plan", 1), ("swap-out", 2), ("swap-in", 1), ("load", 3)])
 def test_a_death_while_models_or_sequences_change_places_is_made_good(lives: Any, point: str, at: int) -> None:
     clients = crowd()
-    with lives("--crowded", "--pace", "0.03", "--salt", "a", "--die", point, "--at", str(at)) as child:
+    with lives("--crowded", "--pace", "0.015", "--salt", "a", "--die", point, "--at", str(at)) as child:
         read_all(child, clients)
         assert not all(each.ended for each in clients), "the point was not reached"
         assert child.process.wait(60) == -signal.SIGKILL
@@ -256,11 +256,11 @@ def test_a_death_is_made_good_from_postgresql(lives: Any, postgres_server: str) 
     target = postgres.new_database(postgres_server)
     client = Client("key", n=2)
     for options in (("--salt", "a", "--die", "written", "--at", "3"), ("--salt", "b", "--die", "finalise")):
-        with lives(*options, target=target) as child:
+        with lives(*options, *LEASE, target=target) as child:
             client.read(child)
             child.die(client)
     seen = list(client.events)
-    with lives("--salt", "c", target=target) as child:
+    with lives("--salt", "c", *LEASE, target=target) as child:
         client.read(child)
     assert client.ended
     assert client.events[: len(seen)] == seen

@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 
 from tests import postgres
-from tests.runtime.server.durable.test_kills import SLOW, Client, lives, tokenizer_folder, whole
+from tests.runtime.server.durable.test_kills import LEASE, SLOW, Client, lives, tokenizer_folder, whole
 from tests.runtime.server.harness import eventually
 
 __all__ = ["lives", "tokenizer_folder"]
 
 pytestmark = pytest.mark.postgres
-
-#: A lease that a test can wait for.
-LEASE = ("--lease", "1.5")
 
 
 @pytest.fixture
@@ -34,7 +31,8 @@ def data_of(text: str) -> list[str]:
 
 def test_a_client_of_one_server_is_answered_by_another_while_it_runs(lives: Any, shared: str) -> None:
     streamed, plain = Client("key"), Client("plain", stream=False)
-    with lives("--salt", "a", *SLOW, target=shared) as first, lives("--salt", "b", target=shared) as second:
+    pace = ("--pace", "0.1")
+    with lives("--salt", "a", *pace, target=shared) as first, lives("--salt", "b", target=shared) as second:
         streamed.read(first, 3)
         streamed.read(second)  # what the first one runs, from its journal
         assert streamed.ended and streamed.statuses == [200, 200]
