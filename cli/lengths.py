@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,7 +16,8 @@ from zoo.errors import InputError, NameTaken
 if TYPE_CHECKING:
     from runtime.frontend.served_models import ServedModel
     from runtime.types import SequenceRequest
-    from surrogates.lengths.training import LengthExample, TrainedLengths
+    from surrogates.lengths.probe_training import TrainedProbe
+    from surrogates.lengths.training import LengthExample, LengthTraining, TrainedLengths
     from zoo.api import Zoo
     from zoo.manifest import ModelManifest
 
@@ -43,7 +44,16 @@ def lengths(
         int | None, typer.Option(help="Longest answer.", show_default="512, or half of the context", min=4)
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0.0, max=2.0)] = 0.0,
-    epochs: Annotated[int, typer.Option(help="Passes over the examples.", min=1, max=1000)] = 6,
+    kind: Annotated[
+        Literal["classifier", "probe"],
+        typer.Option(help="A model that reads the prompt, or a probe of the target's own hidden states."),
+    ] = "classifier",
+    layer: Annotated[
+        int | None, typer.Option(help="Layers of the target before the probe.", show_default="half of them")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the examples.", show_default="6", min=1, max=1000)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the prompts, the sampling and the training.")] = 0,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the model's predictor.")] = False,
     dtype: DtypeOption = None,
@@ -53,42 +63,48 @@ def lengths(
 ) -> None:
     """Let a model answer prompts, and train TARGET@lengths to predict how long its answers get (zoo serve --lengths).
 
-    A fifth of the answers score: accuracy beside that of always naming the most frequent bucket.
+    With --kind probe, train TARGET@probe (zoo serve --lengths probe). A fifth of the answers score: accuracy beside
+    that of always naming the most frequent bucket.
     """
     from cli.shared.progress import counting, hush
-    from surgery.tensors.pool import stored_tensor
-    from surrogates.lengths.buckets import edges_of
-    from surrogates.lengths.storing import ENDING, embedding_of, put_predictor
-    from surrogates.lengths.training import LengthTraining, train
+    from surrogates.lengths.probe import probed_component
+    from surrogates.lengths.probe_storing import PROBE_ENDING
+    from surrogates.lengths.storing import ENDING, embedding_of
+    from surrogates.lengths.training import LengthTraining
     from zoo.api import Zoo
     from zoo.catalog.names import check_name
 
     given = numbers_of("--granularity", granularity)
     if prompts is not None and text is not None:
         raise InputError("prompts come from --prompts or from --text, not both")
+    if kind == "probe" and epochs is not None:
+        raise InputError("--epochs has no effect on a probe, which is trained to its end")
+    if layer is not None and kind != "probe":
+        raise InputError("--layer has no effect without --kind probe")
     hush()
     with Zoo(store, database, create=False) as zoo:
         manifest = zoo.model(target).manifest
-        name = check_name(manifest.name + ENDING)
+        name = check_name(manifest.name + (PROBE_ENDING if kind == "probe" else ENDING))
         if not replace and any(entry.name == name for entry in zoo.entries()):
             raise NameTaken(f"{name} is there: --replace trains it anew")
-        embedding = stored_tensor(zoo.store, embedding_of(manifest).digest)
+        embedding_of(manifest)  # raises for what is no model, before anything is answered
+        at = probed_component(manifest, layer) if kind == "probe" else None
         asked = _asked(prompts, text, number, seed)
         with counting("answers", silent=as_json) as progress:
             limit, widths, examples = answers_of(
                 zoo, manifest, asked, given, max_tokens, temperature, seed, dtype, progress
             )
-        trained = train(embedding, examples, LengthTraining(widths, limit, epochs=epochs, seed=seed))
-        document = {
-            **_document(name, manifest, trained),
+        told = {
             "fingerprint": manifest.fingerprint,
             "sampling": {"max_tokens": limit, "temperature": temperature},
-            "edges": list(edges_of(widths[0], limit)),
-            "spread": trained.module.spread,
             "seed": seed,
             "corpus": _corpus(examples),
         }
-        put_predictor(zoo.store, name, manifest, trained, document, replace)
+        if at is None:
+            training = LengthTraining(widths, limit, epochs=epochs or 6, seed=seed)
+            document = _put_classifier(zoo, manifest, examples, training, told, replace)
+        else:
+            document = _put_probe(zoo, manifest, examples, at, LengthTraining(widths, limit), told, replace)
     if as_json:
         print_json(document)
         return
@@ -203,7 +219,52 @@ def _request(
     return made.sequences[0]
 
 
-def _document(name: str, manifest: ModelManifest, trained: TrainedLengths) -> dict[str, Any]:
+def _put_classifier(
+    zoo: Zoo,
+    manifest: ModelManifest,
+    examples: Sequence[LengthExample],
+    training: LengthTraining,
+    told: dict[str, Any],
+    replace: bool,
+) -> dict[str, Any]:
+    """Train and store a classifier; return what is written of it. Raises as `train` and `put_predictor`."""
+    from surgery.tensors.pool import stored_tensor
+    from surrogates.lengths.buckets import edges_of
+    from surrogates.lengths.storing import ENDING, embedding_of, put_predictor
+    from surrogates.lengths.training import train
+
+    trained = train(stored_tensor(zoo.store, embedding_of(manifest).digest), examples, training)
+    document = {
+        **_document(manifest.name + ENDING, manifest, trained),
+        **told,
+        "edges": list(edges_of(training.widths[0], training.limit)),
+        "spread": trained.module.spread,
+    }
+    put_predictor(zoo.store, manifest.name + ENDING, manifest, trained, document, replace)
+    return document
+
+
+def _put_probe(
+    zoo: Zoo,
+    manifest: ModelManifest,
+    examples: Sequence[LengthExample],
+    at: int,
+    training: LengthTraining,
+    told: dict[str, Any],
+    replace: bool,
+) -> dict[str, Any]:
+    """Train and store a probe; return what is written of it. Raises as `train_probe` and `put_probe`."""
+    from surrogates.lengths.probe import last_states
+    from surrogates.lengths.probe_storing import PROBE_ENDING, put_probe
+    from surrogates.lengths.probe_training import train_probe
+
+    states = last_states(zoo.store, manifest, [each.prompt for each in examples], at)
+    trained = train_probe(states, examples, at, training.widths, training.limit)
+    document = {**_document(manifest.name + PROBE_ENDING, manifest, trained), **told}
+    return put_probe(zoo.store, manifest, trained.probe, document, replace)
+
+
+def _document(name: str, manifest: ModelManifest, trained: TrainedLengths | TrainedProbe) -> dict[str, Any]:
     return {
         "predictor": name,
         "target": manifest.name,
@@ -235,7 +296,8 @@ def _print(document: dict[str, Any]) -> None:
             for width, each in document["granularity"].items()
         ],
     )
+    mode = "probe" if document.get("kind") == "probe" else "parallel"
     say(
         f"made {document['predictor']} from {document['examples']:,} answers, {document['scored']:,} of which score; "
-        f"`zoo serve {document['target']} --lengths parallel` predicts with it"
+        f"`zoo serve {document['target']} --lengths {mode}` predicts with it"
     )

@@ -59,10 +59,23 @@ def put_predictor(
 
     Raises NameTaken, NotFound, StoreFull, StoreError, InputError for a name that is none or a target that has changed.
     """
+    shared = {_EMBEDDING: embedding_of(target)}
+    put_lengths(store, name, target, trained_weights(trained.module), shared, document, replace)
+
+
+def put_lengths(
+    store: Store,
+    name: str,
+    target: ModelManifest,
+    weights: Mapping[str, torch.Tensor],
+    shared: Mapping[str, TensorMeta],
+    document: Mapping[str, Any],
+    replace: bool,
+) -> None:
+    """Store what predicts lengths; `shared`: tensors of the target. The rest is as in `put_predictor`."""
     check_name(name)
     with store.ingesting():
-        kept = keep_tensors(store, trained_weights(trained.module))
-        kept[_EMBEDDING] = embedding_of(target)
+        kept = {**keep_tensors(store, weights), **shared}
         header = make_header([(key, meta.dtype, meta.shape) for key, meta in kept.items()], {"format": "pt"})
         side = (json.dumps(document, indent=2) + "\n").encode()
         entries = tuple((key, meta.digest) for key, meta in kept.items())
@@ -133,12 +146,7 @@ def stored_predictor(store: Store, target: ModelManifest) -> LengthPredictor:
         if name not in reader.names():
             raise NotFound(f"{target.name} has no length predictor: `zoo lengths {target.name}` makes one")
         manifest = reader.model(name)
-    document = json.loads(_blob(store, manifest))
-    if document["fingerprint"] != target.fingerprint:
-        raise InputError(
-            f"{name} predicts another {target.name}: `zoo lengths {target.name} --replace` makes one for what is "
-            "stored now"
-        )
+    document = document_of(store, manifest, target)
     entries = dict(manifest.weight_files[0].entries) if manifest.weight_files else {}
     edges = tuple(int(each) for each in document["edges"])
     try:
@@ -147,6 +155,20 @@ def stored_predictor(store: Store, target: ModelManifest) -> LengthPredictor:
     except (KeyError, RuntimeError) as error:
         raise MalformedCheckpoint(f"{name} is no length predictor of this version: {error}") from None
     return LengthPredictor(name, target.name, edges, module.eval())
+
+
+def document_of(store: Store, manifest: ModelManifest, target: ModelManifest, how: str = "") -> dict[str, Any]:
+    """Return what is written of a predictor; `how`: options that make it.
+
+    Raises MalformedCheckpoint, InputError as `stored_predictor`.
+    """
+    document: dict[str, Any] = json.loads(_blob(store, manifest))
+    if document["fingerprint"] != target.fingerprint:
+        raise InputError(
+            f"{manifest.name} predicts another {target.name}: `zoo lengths {target.name}{how} --replace` makes one for "
+            "what is stored now"
+        )
+    return document
 
 
 def _require_predictor(manifest: ModelManifest) -> None:

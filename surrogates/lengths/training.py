@@ -69,9 +69,23 @@ def split(examples: Sequence[LengthExample]) -> tuple[list[LengthExample], list[
     """Return the examples that are trained on, and those that score; a prompt is always on the same side."""
     parts: tuple[list[LengthExample], list[LengthExample]] = ([], [])
     for each in examples:
-        digest = hashlib.blake2b(repr(each.prompt).encode(), digest_size=8).digest()
-        parts[int.from_bytes(digest, "big") / 2**64 < _HELD_OUT].append(each)
+        parts[scores_only(each.prompt)].append(each)
     return parts
+
+
+def scores_only(prompt: Sequence[int]) -> bool:
+    """Return whether answers to a prompt score instead of being learned from, by the prompt's digest."""
+    digest = hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64 < _HELD_OUT
+
+
+def require_enough(learned: int, held_out: int) -> None:
+    """Raise InputError if so many examples are too few to learn from, or to score."""
+    if min(learned, held_out) < _FEWEST:
+        raise InputError(
+            f"{learned + held_out} answers are too few: {learned} to learn from and {held_out} to score; at least "
+            f"{_FEWEST} of each are needed"
+        )
 
 
 def train(
@@ -97,11 +111,7 @@ def train_apart(
     """Train on some answers, and score others. Arguments and errors as of `train`."""
     from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
-    if min(len(learned), len(held_out)) < _FEWEST:
-        raise InputError(
-            f"{len(learned) + len(held_out)} answers are too few: {len(learned)} to learn from and {len(held_out)} to "
-            f"score; at least {_FEWEST} of each are needed"
-        )
+    require_enough(len(learned), len(held_out))
     finest, buckets = settings.widths[0], len(edges_of(settings.widths[0], settings.limit))
     set_seed(settings.seed)
     module = LengthClassifier(embedding, buckets)

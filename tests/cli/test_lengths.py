@@ -107,6 +107,35 @@ def test_wrong_granularities_are_refused_before_anything_is_answered(
     assert why in capsys.readouterr().err
 
 
+def test_a_probe_is_made_beside_the_predictor(
+    store: Path, text: Path, made: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = (*QUICK[:-2], "--text", str(text), "--kind", "probe", "--granularity", "4,8")
+    assert run(store, "org/m", *quick, "--layer", "2", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["predictor"] == "org/m@probe" and told["kind"] == "probe" and told["at"] == 5
+    assert told["edges"] == made["edges"] and told["corpus"] == made["corpus"], "the same answers"
+    assert set(told["granularity"]["4"]) == set(made["granularity"]["4"])
+    assert run(store, "org/m", *quick) == 2 and "org/m@probe is there" in capsys.readouterr().err
+    assert run(store, "org/m", *quick, "--replace") == 0
+    assert "--lengths probe` predicts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--kind", "probe", "--epochs", "3"], "--epochs has no effect on a probe"),
+        (["--layer", "2"], "--layer has no effect without --kind probe"),
+        (["--kind", "probe", "--layer", "3"], "--layer is from 1 to 2"),
+    ],
+)
+def test_options_of_the_other_kind_are_refused(
+    store: Path, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(store, "org/other", *arguments) == 2
+    assert why in " ".join(capsys.readouterr().err.split())
+
+
 def test_prompts_come_from_lines(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"prompt": f"tell me {at} things"}) + "\n\n" for at in range(120)))
