@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from runtime.types import EngineMemory, ModelSpec, Opened, StepPlan, StepResult
+from runtime.types import EngineMemory, LengthMasses, ModelSpec, Opened, StepPlan, StepResult
 
 #: Name under which engines load one version of a model: `model#` and the first 16 digits of the version.
 _PINNED = re.compile(r"(?P<model>.+)#(?P<version>[0-9a-f]{16})", re.DOTALL)
@@ -408,11 +408,13 @@ class StageResult:
         outputs: Hidden states [tokens, width] by row name, from stages without a head.
         saved: Hidden states [tokens, width] that rows asked for (`Row.saves`), in host memory, by row name and number
             of the component that they enter.
+        lengths: What the model's probe forecasts of answers, by row name (`Row.probed`).
     """
 
     result: StepResult
     outputs: Mapping[str, Array]
     saved: Mapping[str, Mapping[int, Array]] = field(default_factory=dict)
+    lengths: Mapping[str, LengthMasses] = field(default_factory=dict)
 
 
 class LaunchedStep(Protocol):

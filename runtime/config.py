@@ -64,6 +64,7 @@ class AgentConfig:
         host_memory_bytes: Host memory for K and V of sequences that give way, shared with weights that wait (QL-10).
         chunk_prefill: Where the whole chain is on the device, a prompt's chunk takes the tokens that decodes leave of a
             step. False: a chunk runs whole or waits.
+        length_probes: Ask the engine for a forecast of the answer's length with the last row of each prompt (TI-10).
     """
 
     max_num_batched_tokens: int = 512
@@ -77,6 +78,7 @@ class AgentConfig:
     activation_cache_bytes: int = 0
     host_memory_bytes: int = 0
     chunk_prefill: bool = False
+    length_probes: bool = False
 
     def __post_init__(self) -> None:
         if min(self.activation_cache_bytes, self.host_memory_bytes) < 0:
@@ -460,6 +462,7 @@ class EngineConfig:
         layers: `stock`: transformers' layers; `fused`: fewer and larger operations, for families that have them.
         weights, kernels, bf16_products, graphs, async_scheduling, weight_sharing: See the types above.
         host_memory_bytes: Host memory for weights of unloaded stages, ready to be loaded again.
+        length_probes: Forecast lengths of answers with the models' stored probes (TI-10).
         trace_segments: Report each segment run to the trace; steps are then not recorded for replay.
         dense: Settings of the dense executor; the paged executor ignores them.
     """
@@ -480,6 +483,7 @@ class EngineConfig:
     async_scheduling: AheadChoice = "auto"
     host_memory_bytes: int = 0
     weight_sharing: WeightSharing = "blocks"
+    length_probes: bool = False
     trace_segments: bool = False
     dense: DenseConfig = field(default_factory=DenseConfig)
 

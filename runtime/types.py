@@ -126,6 +126,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         enters: Component of the stage, counted from its first one, at which the row enters with hidden states; 0: it
             runs the whole stage.
         saves: Components of the stage, in order, of which the input hidden states are returned (`StageResult.saved`).
+        probed: Forecast the answer's length from the hidden state of its last token, if the stage has the model's
+            probe.
     """
 
     seq: str
@@ -138,6 +140,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     awaits: bool = False
     enters: int = 0
     saves: tuple[int, ...] = ()
+    probed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,13 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token: int
     logprob: float | None = None
     top: tuple[Logprob, ...] = ()
+
+
+class LengthMasses(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Hold the probability of each bucket of an answer's length; `edges`: least length of each, from 0 on (TI-10)."""
+
+    edges: tuple[int, ...]
+    mass: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

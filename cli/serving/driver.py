@@ -16,6 +16,7 @@ from cli.serving.models import Chosen
 from cli.serving.needs import require_effects
 from cli.serving.options import ServeOptions
 from runtime.tracing.sink import TraceSink
+from zoo.errors import InputError
 
 if TYPE_CHECKING:
     from runtime.chains import StageEngine
@@ -39,6 +40,8 @@ def start_driver(
     options = options.settled()
     require_effects(options, chosen.executor)
     options = with_measured_chunk(zoo, options, chosen)
+    if options.lengths == "probe":
+        _require_probe(zoo, chosen)
     driver = start_cluster(zoo, options, chosen, database, trace, log, made)
     try:
         _predict_lengths(zoo, options, chosen, driver)
@@ -48,9 +51,21 @@ def start_driver(
     return driver
 
 
+def _require_probe(zoo: Zoo, chosen: Chosen) -> None:
+    """Raise InputError if models are named and none of them has a length probe, and for the dense executor."""
+    from surrogates.lengths.probe_storing import stored_probe
+
+    if chosen.executor == "dense":
+        raise InputError("--lengths probe needs the paged executor: leave out --executor dense")
+    if chosen.names and not any([stored_probe(zoo.store, name) for name in chosen.names]):  # noqa: C419
+        raise InputError(
+            f"--lengths probe: no served model has one: `zoo lengths {chosen.names[0]} --kind probe` makes one"
+        )
+
+
 def _predict_lengths(zoo: Zoo, options: ServeOptions, chosen: Chosen, driver: ClusterDriver) -> None:
     """Let a driver predict lengths of answers if that is asked for. Raises as `StoredPredictors`."""
-    if options.lengths == "off":
+    if options.lengths in ("off", "probe"):  # agents run probes
         return
     from runtime.engine.catalog.length_predictors import StoredPredictors
 

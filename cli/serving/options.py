@@ -180,10 +180,10 @@ class ServeOptions:
         without=["admission", "choice", "grain", "local_prefill"],
         needs=["expected lengths"],
         help="By how much expected lengths of answers are exceeded, and how old loads of devices may be.")
-    lengths: str = option("off", group="Batching", choices=("off", "parallel", "sequential"),
+    lengths: str = option("off", group="Batching", choices=("off", "parallel", "sequential", "probe"),
         needs=["expected lengths"],
         help="Predict how long answers get, by the models' stored predictors (zoo lengths): beside prompts (parallel) "
-             "or before them (sequential).")
+             "or before them (sequential), or by probes of the hidden states with which their prompts end (probe).")
     prefill_window: int = option(SHIPPED_CLUSTER.prefill_window, group="Batching", needs=["prefill order"],
         help="Prompts that are sorted at a time: a long one waits at most for those of its window.")
     batch_wait_us: int = option(SHIPPED_AGENT.batch_wait_us, group="Batching", needs=["due rows"],
@@ -344,6 +344,7 @@ class ServeOptions:
             max_model_len=self.max_model_len,
             host_memory_bytes=size_of(self.host_memory),
             weight_sharing=self.weight_sharing,
+            length_probes=self.lengths == "probe",
             trace_segments=self.trace is not None,
             dense=_built(DenseConfig, **{name: getattr(self, f"dense_{name}") for name in DENSE}),
         )
@@ -403,7 +404,7 @@ class ServeOptions:
         chosen: AgentConfig = _built(
             AgentConfig, max_num_batched_tokens=self.step_tokens, max_num_seqs=self.max_num_seqs,
             batch_wait_us=self.batch_wait_us, activation_cache_bytes=size_of(self.activation_cache_bytes),
-            host_memory_bytes=size_of(self.host_memory),
+            host_memory_bytes=size_of(self.host_memory), length_probes=self.lengths == "probe",
         )  # fmt: skip
         return agent_config(self.serving, chosen)
 

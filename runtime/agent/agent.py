@@ -153,6 +153,7 @@ class Agent:
             self._ahead,
             self._round_trips,
             looks_ahead,
+            config.length_probes,
         )
         self._results = StepResults(
             device, self._tables, self._sequence_table, self._shelf, self._queue, self._steps, self._batches,

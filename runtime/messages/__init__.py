@@ -7,7 +7,8 @@
                                                                          Retract (hops dispatched by agents)
                                                                          AttendLoans LoansAttended (side link)
     to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed HostWeights   RowsDone RowsLost
-                                           SpeculationResult HopAssigned   MigrationReady MigrationFailed   AgentStats
+                                           LengthsProbed   SpeculationResult HopAssigned   MigrationReady
+                                           MigrationFailed   AgentStats
     membership      between drivers        PeerList Shutdown   Heartbeat PeerDisconnected   Rejected   RendezvousKey
                                                                LinkClosed   (state machines never receive these)
 
@@ -64,6 +65,7 @@ from runtime.messages.to_scheduler import (
     AgentStats,
     HopAssigned,
     HostWeights,
+    LengthsProbed,
     MigrationFailed,
     MigrationReady,
     RowsDone,
@@ -100,6 +102,7 @@ ToScheduler = (
     | HostWeights
     | RowsDone
     | RowsLost
+    | LengthsProbed
     | SpeculationResult
     | HopAssigned
     | MigrationReady
@@ -132,6 +135,7 @@ __all__ = [
     "Heartbeat",
     "HopAssigned",
     "HostWeights",
+    "LengthsProbed",
     "LinkClosed",
     "LoadStages",
     "LoansAttended",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.chains import Lack, Stage
 from runtime.messages.base import Message
-from runtime.types import ModelSpec, PromptLogprobs, Sampled
+from runtime.types import LengthMasses, ModelSpec, PromptLogprobs, Sampled
 
 #: Largest number of blocks in one `HostWeights`.
 HOST_CHANGES = 1024
@@ -136,6 +136,17 @@ class SpeculationResult(Message, frozen=True, tag=True, array_like=True):
     attempts: tuple[int, ...]
     stands: tuple[bool, ...]
     cosines: tuple[float, ...]
+
+
+class LengthsProbed(Message, frozen=True, tag=True, array_like=True):
+    """Report what a probe forecasts of answers' lengths, from the agent that runs the component before it (TI-10).
+
+    It depends on the prompt alone, so it has no epochs: a forecast holds wherever its sequence is placed by then.
+    """
+
+    device: str
+    seqs: tuple[str, ...]
+    lengths: tuple[LengthMasses, ...]
 
 
 class RowsLost(Message, frozen=True, tag=True, array_like=True):

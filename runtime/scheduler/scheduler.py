@@ -49,6 +49,7 @@ from runtime.messages import (
     AgentStats,
     HopAssigned,
     HostWeights,
+    LengthsProbed,
     Message,
     MigrationFailed,
     MigrationReady,
@@ -138,9 +139,7 @@ class Scheduler:
         self._updates.know(adaptation.variants)
         self.speculation = Speculation(self._state, surrogates)
         self._moves = moves = Moves(self._state)
-        hooks = Hooks(
-            predict=self.speculation.plan, offer=Candidates(self._state).hop_candidates, leaving=self._leaving
-        )
+        hooks = Hooks(self.speculation.plan, Candidates(self._state).hop_candidates, self._leaving)
         self._seating = SequenceLifecycle(self._state, self._prefix_cache, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
@@ -154,10 +153,8 @@ class Scheduler:
         self._admission = Admission(self._state, self._seating, chooser, *known)
         self._roles = RoleChanges(self._state, self._seating)
         self._handoffs = Handoffs(self._state, self._seating, self.migrations)
-        hooks_of_rows = (self.migrations.at_rest, self._handoffs.begin, self._handoffs.send_ahead)
-        self._rows = DecodeLoop(
-            self._state, self._seating, self.speculation, self.residency, self.lending, *hooks_of_rows
-        )
+        onward = (self.migrations.at_rest, self._handoffs.begin, self._handoffs.send_ahead)
+        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, self.lending, *onward)
         parts = (self._state, self._seating, self._admission, self.migrations, self.lending, self._updates, self.offers)
         self._fleet = DeviceEvents(*parts)
         self.control = Controller(self._state, self.migrations, self._prefix_cache, self._roles)
@@ -233,6 +230,8 @@ class Scheduler:
                 self._roles.change(event, now)
             case LengthPredicted():
                 self._seating.record_forecast(event.seq, event.forecast, now)
+            case LengthsProbed():
+                self._seating.record_probed(event, now)
             case PlanSolved() if self.plans is not None:
                 self.plans.solved(event, now)
             case _:

@@ -6,7 +6,7 @@ Any fault raises a WireError and nothing else. Does not depend on bytes or socke
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import isfinite
 
 from runtime.chains import Array
@@ -19,6 +19,7 @@ from runtime.messages import (
     ForwardRows,
     HopAssigned,
     HostWeights,
+    LengthsProbed,
     LoadStages,
     LoansAttended,
     Message,
@@ -54,8 +55,8 @@ class WireError(Exception):
 #: Most characters of a tensor transport's name and of a rendezvous key, and most bytes of a key's value (mostly
 #: addresses of some hundred bytes).
 _MAX_RAIL, _MAX_KEY, _MAX_VALUE = 200, 200, 1 << 16
-#: Most hops in a report.
-_MAX_HOPS = 8
+#: Most hops in a report, and most buckets in a forecast of a length.
+_MAX_HOPS, _MAX_BUCKETS = 8, 1 << 12
 
 #: Columns of equal length.
 _COLUMNS: dict[type[Message], tuple[str, ...]] = {
@@ -68,6 +69,7 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     ForwardRows: ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated"),
     RowsDone: ("seqs", "epochs", "counts", "sampled"),
     RowsLost: ("seqs", "epochs"),
+    LengthsProbed: ("seqs", "lengths"),
     SpeculationResult: ("seqs", "epochs", "attempts", "stands", "cosines"),
     Offer: ("seqs", "epochs", "hops", "counts"),
     Bid: ("seqs", "epochs", "hops"),
@@ -128,6 +130,7 @@ _SPEAKERS: dict[type[Message], str] = {
             SpeculationResult,
             HopAssigned,
             HostWeights,
+            LengthsProbed,
             MigrationReady,
             MigrationFailed,
             AgentStats,
@@ -255,6 +258,18 @@ def _outcome(message: SpeculationResult, arrays: Sequence[Array]) -> bool:
     return not arrays and all(map(isfinite, message.cosines))
 
 
+def _probed(message: LengthsProbed, arrays: Sequence[Array]) -> bool:
+    """Return whether each forecast has growing edges from 0, and a mass for each of them, some of it above 0."""
+    return not arrays and all(
+        0 < len(each.mass) == len(each.edges) <= _MAX_BUCKETS
+        and each.edges[0] == 0
+        and all(low < high for low, high in pairwise(each.edges))
+        and all(isfinite(mass) and mass >= 0 for mass in each.mass)
+        and sum(each.mass) > 0
+        for each in message.lengths
+    )
+
+
 def _load(message: LoadStages, arrays: Sequence[Array]) -> bool:
     counts = message.counts
     return not arrays and len(counts) in (0, len(message.stages)) and all(each > 0 for some in counts for each in some)
@@ -296,6 +311,7 @@ _CHECKS: dict[type[Message], Callable[..., bool]] = {
     ForwardRows: _pass,
     PageData: _pages,
     RowsDone: _done,
+    LengthsProbed: _probed,
     SpeculationResult: _outcome,
     AgentHello: _ready,
     AgentStats: _report,

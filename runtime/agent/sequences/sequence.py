@@ -176,6 +176,12 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
         return () if saving is None or self.move else saving.wanted(self.start, self.tokens, self.enters)
 
     @property
+    def ends_prompt(self) -> bool:
+        """Whether its last token is the prompt's, and the length of the answer is not given."""
+        real = self.sample and not self.generated and not self.move and not self.shadow
+        return real and not self.sequence.request.sampling.ignore_eos
+
+    @property
     def work(self) -> int:
         """Number of tokens for which it writes K and V."""
         return self.tokens + self.steps - 1

@@ -8,8 +8,8 @@ from dataclasses import replace
 from runtime.agent.sequences.sequence import QueuedRow
 from runtime.chains import Array, Stacked
 from runtime.control.agent_io import Send
-from runtime.messages import SCHEDULER, ForwardRows, RowsDone, RowsLost
-from runtime.types import PromptLogprobs, Sampled
+from runtime.messages import SCHEDULER, ForwardRows, LengthsProbed, RowsDone, RowsLost
+from runtime.types import LengthMasses, PromptLogprobs, Sampled
 
 
 class StepMessages:
@@ -74,6 +74,18 @@ def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array], batch: int =
         return None
     device = next_device(rows)
     return None if device is None else Send(device, pass_of(rows, batch, now), (outputs.whole,))
+
+
+def report_lengths(device: str, rows: Sequence[QueuedRow], lengths: Mapping[str, LengthMasses]) -> list[Send]:
+    """Return the report of what was forecast of these rows' answers, without sequences that have gone.
+
+    It is sent before the rows' own results, so that these find it at the scheduler.
+    """
+    told = [(each.sequence.seq, lengths[each.name]) for each in rows if each.name in lengths and each.sequence.here]
+    if not told:
+        return []
+    seqs, masses = zip(*told, strict=True)
+    return [Send(SCHEDULER, LengthsProbed(device, seqs, masses))]
 
 
 def next_device(rows: Sequence[QueuedRow]) -> str | None:

@@ -20,7 +20,7 @@ from runtime.agent.sequences.table import SequenceTable
 from runtime.agent.speculation.hop import Alike, SpeculationResults, SpeculativeHop
 from runtime.agent.stages.stages import StageTable
 from runtime.agent.steps.decode_batches import DecodeBatches
-from runtime.agent.steps.outbound import StepMessages, done_of, lost_of, onward
+from runtime.agent.steps.outbound import StepMessages, done_of, lost_of, onward, report_lengths
 from runtime.agent.steps.prompt_times import PromptTimes
 from runtime.agent.steps.queue import Lane, RowQueue, stands
 from runtime.agent.steps.round_trips import RoundTrips
@@ -93,16 +93,17 @@ class StepResults:
             self._save(rows, result.saved)
         if self._prompt_times is not None:
             self._prompt_times.record_step(rows, result.result.busy)
+        probed = report_lengths(self.device, rows, result.lengths) if result.lengths else ()
         if self._batches.already_sent(rows):
             self._all_through(rows, now)
-            return []
+            return [*probed]
         batch = self._batches.number_of_running(rows)
         together = None if self._keeps else self._together(rows, result, sampled, batch, now)
         if together is not None:
             self._all_through(rows, now)
-            return [together]
+            return [*probed, together]
         told, judged = StepMessages(self.device), SpeculationResults(self.device, self._alike)
-        out: list[AgentCommand] = []
+        out: list[AgentCommand] = [*probed]
         fill, keeps = self._tables.fill, self._keeps
         for each in rows:
             if each.move:

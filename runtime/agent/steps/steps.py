@@ -31,6 +31,7 @@ class StepPlanner:
 
     Args:
         looks_ahead: Whether the engine takes a step before the one under way is over.
+        probes: Whether the engine is asked to forecast lengths of answers.
 
     Attributes:
         number: Number of the latest step.
@@ -47,6 +48,7 @@ class StepPlanner:
         ahead: SpeculativeHop,
         round_trips: RoundTrips,
         looks_ahead: bool = False,
+        probes: bool = False,
     ) -> None:
         self._tables = tables
         self._sequence_table = sequence_table
@@ -55,7 +57,7 @@ class StepPlanner:
         self._batches = batches
         self._ahead = ahead
         self._round_trips = round_trips
-        self._looks_ahead = looks_ahead
+        self._looks_ahead, self._probes = looks_ahead, probes
         self.number = 0
         self.under_way: dict[Lane, list[tuple[StepPlan, list[QueuedRow]]]] = {}
 
@@ -176,6 +178,7 @@ class StepPlanner:
             each.awaits > 0,
             enters,
             each.saves,
+            self._probes and each.ends_prompt,
         )
 
 

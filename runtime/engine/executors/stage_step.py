@@ -21,6 +21,7 @@ from runtime.engine.recording.graphs import Graphs
 from runtime.engine.sampling.output import Outcome, Sampling, sampling_of, wanted_of
 from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.decode_reuse import DecodeReuse, ReusedStep
+from runtime.engine.step.probing import StepProbes
 from runtime.engine.tensors.convert import gather, gathered, whole_of
 from runtime.kv.pool import PagePool
 from runtime.types import StepPlan, StepResult
@@ -38,6 +39,7 @@ class Begun:
         sampling: The tokens to be read from the device; None if `made` has them already.
         made: Outputs and trace of the step; also its tokens if it reused a decode step.
         saved: By batch, its rows and the hidden states that they ask for (`StepRun.saved`).
+        probes: Forecasts that rows ask for; None for none.
     """
 
     step: int
@@ -45,6 +47,7 @@ class Begun:
     sampling: Sampling | None
     made: ReusedStep
     saved: Sequence[tuple[ModelBatch, Mapping[int, Tensor]]] = ()
+    probes: StepProbes | None = None
 
     def result(self) -> StageResult:
         """Wait for the sampled tokens and return the step's result."""
@@ -54,6 +57,7 @@ class Begun:
             StepResult(self.step, outcome.sampled, outcome.prompts, self.made.segments, busy),
             self.made.outputs,
             _saved(self.saved),
+            {} if self.probes is None else self.probes.lengths(),
         )
 
 
@@ -106,7 +110,8 @@ def stepped(
         sampling.read()
         decode_reuse.remember_step(plan, batches, run)
     told = ReusedStep(_NOTHING, _outputs(batches, run.behind, stays), tuple(run.segments))
-    return Begun(plan.step, begin, sampling, told, [(batches[name], states) for name, states in run.saved.items()])
+    saved = [(batches[name], states) for name, states in run.saved.items()]
+    return Begun(plan.step, begin, sampling, told, saved, run.probes if run.probes.cuts else None)
 
 
 def _outputs(batches: Mapping[str, ModelBatch], behind: Mapping[str, Tensor], stays: bool) -> Mapping[str, Array]:

@@ -16,6 +16,7 @@ from runtime.chains import Stage
 from runtime.engine.models.components import SharedComponent
 from runtime.kv.transfers import put
 from runtime.types import ModelSpec, SentAway, SequenceRequest
+from surrogates.lengths.probe import LengthProbe
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest
 
@@ -92,6 +93,7 @@ class LoadedModel:
         dtype: Dtype of these hidden states between stages.
         widened: Whether they are float32 inside a step (`engine.layers.mixed_precision`).
         sequences: Open sequences by name.
+        probe: What forecasts lengths of answers here, its component counted from the stage's first one; None: nothing.
     """
 
     manifest: ModelManifest
@@ -104,6 +106,7 @@ class LoadedModel:
     dtype: torch.dtype
     widened: bool = False
     sequences: dict[str, Held] = field(default_factory=dict)
+    probe: LengthProbe | None = None
     _chain: tuple[str, ...] = ()
     _drops_from: int = 0
     _rests: dict[int, LoadedModel] = field(default_factory=dict)

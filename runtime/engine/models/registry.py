@@ -16,6 +16,7 @@ from runtime.engine.attention.varlen import device_page_tokens
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import Build, NoKernels
 from runtime.engine.models.components import ComponentPool
+from runtime.engine.models.length_probes import stage_probe
 from runtime.engine.models.load import load_model, prepare_stage, read_stage, release_units
 from runtime.engine.models.loaded import LoadedModel, part_of
 from runtime.engine.models.openmp import give_back, use_one_thread
@@ -96,6 +97,8 @@ class ModelRegistry:
             finally:
                 if part is not None:
                     self.units.end_preparation(part.id)
+        if self._config.length_probes and part is not None:
+            model.probe = stage_probe(self._store, name, part, model.widths)
         self.models[known] = model
         self._alone[known] = sum(tensor.nbytes for tensor in model.manifest.tensors)
         give_back()

@@ -267,11 +267,11 @@ def table_width(groups: int) -> int:
 def _decodes(batch: ModelBatch) -> bool:
     """Return whether every row is one token after the virtual ones, without prompt log-probabilities.
 
-    With a head, every row must also be sampled. No row has hidden states saved.
+    With a head, every row must also be sampled. No row has hidden states saved or read by a probe.
     """
     return len(batch.rows) <= MOST_ROWS and all(
         len(row.tokens) == 1
-        and not row.saves
+        and not (row.saves or row.probed)
         and row.start >= batch.model.spec.virtual_tokens
         and (not batch.model.has_head or (row.sample and not asks_prompt(batch.model, row)))
         for row in batch.rows

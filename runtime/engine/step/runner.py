@@ -27,6 +27,7 @@ from runtime.engine.sampling.output import Outcome, Sampling, picks_of, sampling
 from runtime.engine.sampling.sampler import Largest, stock_largest
 from runtime.engine.step.batch import ContextSource, ModelBatch, RowChunk, StepProgram, adapter_spans
 from runtime.engine.step.context import AdapterMix, ForwardContext, Kept, PagedMetadata, running
+from runtime.engine.step.probing import StepProbes
 from runtime.engine.step.segments import Segment, cut_segment, plan_segments
 from runtime.kv.transfers import put
 from runtime.types import SegmentRun
@@ -75,6 +76,7 @@ class StepRun:
         segments: The segments that ran, if traced.
         calls: The units that ran in one call.
         saved: Hidden states [tokens, width] that rows ask for (`Row.saves`), by model and by unit that they enter.
+        probes: Forecasts that rows ask for (`Row.probed`).
     """
 
     def __init__(
@@ -93,6 +95,11 @@ class StepRun:
         self.calls: list[Call] = []
         self._saves = {name: batch.saves for name, batch in batches.items() if batch.saves}
         self.saved: dict[str, dict[int, Tensor]] = {name: {} for name in self._saves}
+        self.probes = StepProbes(batches)
+        self._cuts = {
+            name: self._saves.get(name, frozenset()) | self.probes.cuts.get(name, frozenset())
+            for name in (*self._saves, *self.probes.cuts)
+        }
         self._batches = batches
         self._wanted = {name: wanted_of(batch) for name, batch in batches.items()} if picks is None else {}
         self._picks = (
@@ -123,9 +130,10 @@ class StepRun:
     def forward(self) -> Mapping[str, Tensor]:
         """Run every segment; return the logits [wanted rows, vocabulary] by model, for models that want any."""
         for segment in segments_of(self._batches):
-            for piece in cut_segment(segment, self._saves) if self._saves else (segment,):
+            for piece in cut_segment(segment, self._cuts) if self._cuts else (segment,):
                 self._run(piece)
-                self._save(piece)
+                if self._cuts:
+                    self._save(piece)
         return self._logits
 
     @property
@@ -151,9 +159,15 @@ class StepRun:
         return self._hidden[name] if hi < len(chain) else self._logits[name]
 
     def _save(self, segment: Segment) -> None:
-        """Copy the hidden states behind a segment for rows that ask for them; later units may write in place."""
+        """Copy the hidden states behind a segment for rows that ask for them, or forecast from them.
+
+        Later units may write in place.
+        """
         for name, start in zip(segment.models, segment.starts, strict=True):
-            if (at := start + len(segment.units)) in self._saves.get(name, ()):
+            at = start + len(segment.units)
+            if at in self.probes.cuts.get(name, ()):
+                self.probes.read(name, at, self._hidden[name])
+            if at in self._saves.get(name, ()):
                 dtype = self._batches[name].model.dtype
                 self.saved[name][at] = self._hidden[name][0].to(dtype, copy=True)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from runtime.chains import Path
 from runtime.control.token_events import end_event, refusal_event
+from runtime.messages import LengthsProbed
 from runtime.policy.lengths.forecast import LengthForecast
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixMatch
@@ -259,6 +260,11 @@ class SequenceLifecycle:
             sequence.forecast = forecast
             self._state.counters.predicted += 1
             self._state.tell.predicted(now, sequence.request, forecast)
+
+    def record_probed(self, event: LengthsProbed, now: int) -> None:
+        """Record what a probe forecasts of answers."""
+        for seq, each in zip(event.seqs, event.lengths, strict=True):
+            self.record_forecast(seq, LengthForecast(each.edges, each.mass), now)
 
     def sample_lengths(self) -> None:
         """Learn from the answers that run. What waits for pages may fit now: they have fewer tokens to come."""

@@ -21,6 +21,7 @@ from runtime.messages import (
     Heartbeat,
     HopAssigned,
     HostWeights,
+    LengthsProbed,
     LinkClosed,
     LoadStages,
     Message,
@@ -45,7 +46,7 @@ from runtime.transport import wire
 from runtime.transport.delta import ForwardRowsDelta
 from runtime.transport.validate import WireError
 from runtime.transport.wire import Frame, OtherProtocol, decode, encode
-from runtime.types import Logprob, ModelSpec, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
+from runtime.types import LengthMasses, Logprob, ModelSpec, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
 
 SPEC = ModelSpec("m[0:3]", 1, 4, 64, 100)
 ROWS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
@@ -69,6 +70,7 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (RunRows(("a",), (1,), (0,), (2,), (8, 9), (False,), (0,), (1,), (4,), (True,)), ()),
     (TURNS, STATES),
     (SpeculationResult("x", ("a", "b"), (1, 2), (4, 6), (True, False), (1.0, 0.25)), ()),
+    (LengthsProbed("x", ("a", "b"), (LengthMasses((0, 8), (0.25, 0.75)), LengthMasses((0,), (1.0,)))), ()),
     (
         OpenSequences(
             (1,),
@@ -310,6 +312,14 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(RowsDone("x", ("a",), (1,), (1,), (Sampled("a", -1),)), []),
         lying(SpeculationResult("x", ("a",), (1,), (2,), (True,), (float("nan"),)), []),
         lying(SpeculationResult("x", ("a",), (1,), (2,), (True,), (float("inf"),)), []),
+        lying(LengthsProbed("x", ("a", "b"), (LengthMasses((0,), (1.0,)),)), []),
+        lying(LengthsProbed("x", ("a",), (LengthMasses((0, 8), (1.0,)),)), []),
+        lying(LengthsProbed("x", ("a",), (LengthMasses((), ()),)), []),
+        lying(LengthsProbed("x", ("a",), (LengthMasses((1, 8), (0.5, 0.5)),)), []),
+        lying(LengthsProbed("x", ("a",), (LengthMasses((0, 8, 8), (0.5, 0.5, 0.5)),)), []),
+        lying(LengthsProbed("x", ("a",), (LengthMasses((0, 8), (float("nan"), 0.5)),)), []),
+        lying(LengthsProbed("x", ("a",), (LengthMasses((0, 8), (-0.5, 1.5)),)), []),
+        lying(LengthsProbed("x", ("a",), (LengthMasses((0, 8), (0.0, 0.0)),)), []),
         lying(AgentStats("x", -1, 0, 0, 0, 0, ()), []),
         lying(AgentStats("x", 0, 0, 0, 0, -5, ()), []),
         lying(AgentHello("x", 1, "v", -1, 8, 0, "ipc://x"), []),
@@ -342,7 +352,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         announced(Heartbeat(1), []),
         announced(PageData(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
     ],
-    ids=range(71),
+    ids=range(79),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):
