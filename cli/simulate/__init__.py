@@ -19,7 +19,7 @@ def simulate(
         str | None,
         typer.Option(
             help="blockllm, blockllm-{load,apps,table2,kv,placement,adaptive,speculation,accuracy,figure7,swap}, "
-            "qlm-classes, scale, full-device.",
+            "qlm-classes, infinite, scale, full-device.",
             show_default="blockllm",
         ),
     ] = None,

@@ -5,6 +5,7 @@ From the table, a run of layers takes
     max(weights / bandwidth, 2 * weights * (tokens + half) / flops)           its matrix products
   + max(K and V read / bandwidth, 4 * width * pairs / flops)                  its attention
   + layers * layer_ns                                                         launches that no computing hides
+  + 2 * layers * (sum_ns + bytes of hidden states / sum_bandwidth)            sums, where devices split each layer
 
 `half` is 0 for most kinds of devices: a roofline with a sharp knee. Otherwise products of that many tokens reach half
 of the rate of large ones, so that the rate grows smoothly with the tokens of a step (TI-09).
@@ -95,6 +96,7 @@ class TableCost:
         pair: ns of attention per pair of tokens.
         fixed: ns per step that no computing hides.
         begin: ns of matrix products in any step beside those per token, where few tokens are slow.
+        sums: ns of sums over devices per token.
     """
 
     weights: float
@@ -103,6 +105,7 @@ class TableCost:
     pair: float
     fixed: float
     begin: float = 0.0
+    sums: float = 0.0
 
     def ns(self, work: BlockWork, steps: int = 1) -> float:
         first = self._products(work.rows + work.chunk)
@@ -120,13 +123,13 @@ class TableCost:
 
     def _products(self, tokens: int) -> float:
         products = self.token * tokens + self.begin
-        return products if products > self.weights else self.weights
+        return (products if products > self.weights else self.weights) + self.sums * tokens
 
     def faster(self, times: float) -> TableCost:
         """Return the cost of a block that is so many times as fast."""
         return TableCost(
             self.weights / times, self.token / times, self.kv / times, self.pair / times, self.fixed / times,
-            self.begin / times,
+            self.begin / times, self.sums / times,
         )  # fmt: skip
 
     def plus(self, other: TableCost) -> TableCost:
@@ -141,6 +144,7 @@ class TableCost:
             self.pair + other.pair,
             self.fixed + other.fixed,
             self.begin + other.begin,
+            self.sums + other.sums,
         )
 
 
@@ -148,15 +152,16 @@ def table_cost(shape: ModelShape, lo: int, hi: int, gpu: Gpu) -> TableCost:
     """Return the cost of components [lo, hi) of a model on a device."""
     layers = shape.attentions(lo, hi)
     nbytes = shape.read_bytes(lo, hi)
-    flops = gpu.flops * gpu.compute_share
+    flops, summed = gpu.flops * gpu.compute_share, layers + shape.feedforwards(lo, hi)
     token = 2 * (nbytes / ITEM) * 1e9 / flops
     return TableCost(
         weights=nbytes * 1e9 / (gpu.bandwidth * gpu.weights_share),
         token=token,
         kv=layers * shape.kv_bytes * 1e9 / (gpu.bandwidth * gpu.attention_share),
         pair=layers * 4 * shape.hidden * 1e9 / (gpu.flops * gpu.pairs_share),
-        fixed=(hi - lo) / 2 * gpu.layer_ns,
+        fixed=(hi - lo) / 2 * gpu.layer_ns + summed * gpu.sum_ns,
         begin=token * gpu.half_tokens,
+        sums=summed * shape.hidden_bytes * 1e9 / gpu.sum_bandwidth if gpu.sum_bandwidth else 0.0,
     )
 
 

@@ -10,8 +10,12 @@ measurements of engines of the papers' time, and never fitted to a figure of a p
 
 Kinds named `-tetri` are apart from that: products of few tokens are slower than the roofline says, and so is attention
 within prompts. `benchmarks.simulated.tetri_fit` fitted three parameters to TetriInfer's Figures 2 to 4, for OPT-13B on
-two V100 (TI-09). One V100 and the A100 take them over; no figure of the paper is of them. `2x`: two devices that split
-every matrix, as one device, with the sums between them in its shares.
+two V100 (TI-09). One V100 and the A100 take them over; no figure of the paper is of them. `2xV100`: two devices that
+split every matrix, as one device, with the sums between them in its shares.
+
+`2xA100-80GB` to `32xA100-80GB` are devices that split every matrix, too, with the two sums of each layer apart
+(`split_gpu`): launches do not get fewer with devices, and sums get slower. Their times are assumed: about what NCCL
+takes for small and for large arrays over NVLink, and over a network card for each device beyond eight.
 
 Per layer 60 us cannot be hidden (launches that the device waits for), and per step 0.5 ms (the engine's own work). A
 scenario names the kinds that it has. Units: bytes, seconds, bytes per second; latencies in ns.
@@ -42,6 +46,8 @@ class Gpu:
         part_ns: The same once per step of the device.
         half_tokens: Tokens in a step at which matrix products reach half of `compute_share`; 0: any number reaches it.
         prompt_share: Share of the peak that attention within prompts reaches; 0: `compute_share`.
+        sum_ns: Time of each sum over the devices that split a layer, two of them a layer, however small it is.
+        sum_bandwidth: Bytes of hidden states per second that such a sum takes beside that; 0: any number at once.
     """
 
     name: str
@@ -55,11 +61,13 @@ class Gpu:
     part_ns: int = 500_000
     half_tokens: float = 0.0
     prompt_share: float = 0.0
+    sum_ns: int = 0
+    sum_bandwidth: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.memory, self.bandwidth, self.flops) <= 0 or not all(0 < share <= 1 for share in self._shares):
             raise InputError(f"{self.name}: memory, bandwidth and flops are positive, shares above 0 and up to 1")
-        if min(self.layer_ns, self.part_ns, self.half_tokens) < 0:
+        if min(self.layer_ns, self.part_ns, self.half_tokens, self.sum_ns, self.sum_bandwidth) < 0:
             raise InputError(f"{self.name}: times and half_tokens are not negative")
 
     @property
@@ -94,6 +102,23 @@ def _tetri(gpu: Gpu, name: str) -> Gpu:
     return replace(gpu, name=name, compute_share=0.666, half_tokens=102.0, prompt_share=0.0905)
 
 
+def split_gpu(gpu: Gpu, count: int) -> Gpu:
+    """Return so many devices, a power of two, that split every matrix; up to eight are on one server."""
+    if count < 2 or count & (count - 1):
+        raise InputError(f"{count} devices do not split a layer: a power of two from 2 on does")
+    inside, between = min(count, 8).bit_length() - 1, max(count // 8, 1).bit_length() - 1
+    return replace(
+        gpu,
+        name=f"{count}x{gpu.name}",
+        memory=count * gpu.memory,
+        bandwidth=count * gpu.bandwidth,
+        flops=count * gpu.flops,
+        sum_ns=5_000 * (1 + inside) + 20_000 * between,
+        # Each device sends and receives 2 (n - 1) / n of the array.
+        sum_bandwidth=(150e9 if between else 200e9) * count / (2 * (count - 1)),
+    )
+
+
 _A100, _V100, _TWO = (
     Gpu("A100-80GB", 80 * GB, 2039e9, 312e12),
     Gpu("V100-32GB", 32 * GB, 900e9, 125e12),
@@ -110,6 +135,7 @@ GPUS: Mapping[str, Gpu] = {
         _tetri(_V100, "V100-tetri"),
         _tetri(_TWO, "2xV100-tetri"),
         _tetri(_A100, "A100-tetri"),
+        *(split_gpu(_A100, count) for count in (2, 4, 8, 16, 32)),
     )
 }
 
@@ -122,6 +148,7 @@ LINKS: Mapping[str, LinkSpec] = {
         LinkSpec("pcie3", 0.80 * 16e9, 15_000),
         LinkSpec("100gbps", 0.94 * 12.5e9, 30_000),
         LinkSpec("25gbps", 0.94 * 3.125e9, 30_000),
+        LinkSpec("200gbps", 0.94 * 25e9, 20_000),
         LinkSpec("nvme", 3e9, 100_000),
         # The links that TetriInfer emulates: bytes by bandwidth alone (TI-17).
         LinkSpec("ts-roce", 25e9, 0),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runtime.sim.experiments.lending_presets import long_contexts_preset
 from runtime.sim.experiments.preset import KEPT_STILL, LOADED, STILL, Case, Preset
 from runtime.sim.experiments.scenario import Scenario, scenario_of
 from runtime.sim.experiments.slo_presets import classes_preset
@@ -376,6 +377,7 @@ PRESETS: Mapping[str, Callable[[], Preset]] = {
     "blockllm-swap": _swap,
     "blockllm-figure7": _figure7,
     "qlm-classes": classes_preset,
+    "infinite": long_contexts_preset,
     "scale": _scale,
     "full-device": _full,
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.policy.profiles import BlockProfile, Grid, Line
 from runtime.sim.cost.blocks import BlockWork, ProfileCost, TableCost, table_cost
-from runtime.sim.cost.hardware import GPUS, LINKS, Gpu, LinkSpec, ServerSpec, blockllm_cluster, gpu_named
+from runtime.sim.cost.hardware import GPUS, LINKS, Gpu, LinkSpec, ServerSpec, blockllm_cluster, gpu_named, split_gpu
 from runtime.sim.models.shapes import SHAPES, shape_named
 from zoo.errors import InputError
 
@@ -98,6 +98,23 @@ def test_few_tokens_are_slower_than_the_roofline():
     assert cost._products(10_000) == pytest.approx(1.01 * sharp._products(10_000))
     slow = table_cost(LLAMA, 1, 3, replace(gpu, prompt_share=0.1))
     assert (slow.pair, slow.token, slow.begin) == (pytest.approx(10 * cost.pair), cost.token, cost.begin)
+
+
+def test_devices_that_split_layers_sum_twice_a_layer() -> None:
+    """Products and attention get faster by their number; launches do not, and sums come on top."""
+    eight = split_gpu(A100, 8)
+    one, many = (table_cost(LLAMA, 1, 3, gpu) for gpu in (A100, eight))
+    assert (many.weights, many.token, many.kv, many.pair) == pytest.approx(
+        (one.weights / 8, one.token / 8, one.kv / 8, one.pair / 8)
+    )
+    assert many.fixed - one.fixed == 2 * eight.sum_ns == 2 * 20_000 and one.sums == 0.0
+    chunk = BlockWork(chunks=1, chunk=2048, chunk_context=2048, pairs=2048 * 1024)
+    moved = 2 * 2048 * LLAMA.hidden * 2 * (2 * 7 / 8) / 200e9 * 1e9
+    without = table_cost(LLAMA, 1, 3, replace(eight, sum_bandwidth=0.0))
+    assert many.ns(chunk) - without.ns(chunk) == pytest.approx(moved)
+    assert split_gpu(A100, 32).sum_ns == 20_000 + 2 * 20_000 and GPUS["8xA100-80GB"] == eight
+    with pytest.raises(InputError, match="power of two"):
+        split_gpu(A100, 3)
 
 
 def test_parts_add_up_to_the_whole_on_every_kind_of_device():
