@@ -29,6 +29,8 @@ START = round(LOADED * 1e9)
 _WARM, _WARM_PROMPT, _WARM_AT = 8, 8000, 5.0
 #: Tokens of a prompt that run at once, and tokens of a page.
 CHUNK, _PAGE = 2048, 256
+#: Decoding rows of a step beside a chunk: all sequences that a device runs.
+_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Setup:
         values: dict[str, Any] = {
             "parts": 1, "page_layers": SHAPES[self.model].layers, "page_tokens": _PAGE,
             "max_model_len": 4 * self.normal, "control": STILL, "placement": "replicate", "prefix_caching": "off",
-            "stride": 1, "prefill_chunk": CHUNK, "max_num_batched_tokens": CHUNK,
+            "stride": 1, "prefill_chunk": CHUNK, "max_num_batched_tokens": CHUNK + _ROWS,
         }  # fmt: skip
         if system == "lent":
             values["lending"] = {"mode": "planned", "cap": 1.0}

@@ -18,7 +18,7 @@ def long_contexts_preset() -> Preset:
     base = {
         "provision": "blocks", "parts": 1, "page_layers": 32, "page_tokens": 256, "max_model_len": 2 * _NORMAL,
         "placement": "replicate", "prefix_caching": "off", "stride": 1, "prefill_chunk": 2048,
-        "max_num_batched_tokens": 2048, "control": STILL,
+        "max_num_batched_tokens": 2304, "control": STILL,
     }  # fmt: skip
     policies = {
         "blocks": {**base, "lending": {"mode": "planned", "cap": 1.0}},
@@ -45,7 +45,7 @@ def long_contexts_preset() -> Preset:
         "placement": "every device can run the model at once",
         "stride": "engines that lend launch no steps ahead",
         "prefill_chunk": fewer,
-        "max_num_batched_tokens": fewer,
+        "max_num_batched_tokens": "a chunk and all decoding rows are one step",
         "prefix_caching": "prompts share nothing on purpose",
         "lending.mode": "the figure compares loans with none, which ship",
         "lending.cap": "the longest requests need all of both devices",
