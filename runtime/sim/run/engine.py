@@ -166,10 +166,10 @@ class SimEngine:
         """
         if self._lenders is None or any(count > 1 for count in steps.values()):
             raise ValueError("rows with lent K and V run token by token, on an engine that reaches their creditors")
-        works = self._away.here(rows)
+        works, meanwhile = self._away.here(rows), self._away.here(rows, True)
         busy = self._pricing.price(works)
         for stage, asked in self._away.work_asked(rows, {name: self._stages[name].layers for name in works}).items():
-            here = self._pricing.attention({stage: works[stage]})
+            here = self._pricing.attention({stage: meanwhile[stage]})
             busy += self._lenders.wait(self.device, self._stages[stage].shape, asked, here, busy)
         return busy
 

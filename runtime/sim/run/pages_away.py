@@ -48,11 +48,16 @@ class PagesAway:
         """Return whether tokens of some of these rows are away."""
         return any(row.seq in self._gone for row in rows)
 
-    def here(self, rows: Iterable[Row]) -> dict[str, BlockWork]:
-        """Return the work of rows by stage, with attention to the tokens that are here."""
+    def here(self, rows: Iterable[Row], meanwhile: bool = False) -> dict[str, BlockWork]:
+        """Return the work of rows by stage, with attention to the tokens that are here.
+
+        `meanwhile`: of the rows that run while creditors attend. Chunks of rows with all their tokens here come later.
+        """
         works: dict[str, BlockWork] = {}
         for row in rows:
             gone = self._gone.get(row.seq)
+            if meanwhile and not gone and len(row.tokens) > 1:
+                continue
             works.setdefault(row.model, BlockWork()).add_row(
                 row.start - (gone[-1].last if gone else 0), len(row.tokens)
             )

@@ -100,6 +100,18 @@ def test_chunks_of_a_prompt_are_attended_to_by_pairs(rig: Rig) -> None:
     assert rig.network.inside.messages == 64 and rig.network.inside.nbytes > 32 * 512 * LLAMA.hidden * 6
 
 
+def test_rows_that_decode_hide_what_creditors_take_and_chunks_do_not(rig: Rig) -> None:
+    """As `engine.attention.away`: chunks of other rows come after the answers."""
+    away = [lent(0, 60_000)]
+    alone = rig.step("s0g0", [row(70_000)], away)
+    decoding = Rig().step("s0g0", [row(70_000), row(40_000, seq="b")], away)
+    assert decoding - alone < 1_000, "40,000 tokens are read meanwhile"
+    chunk = rig.step("s0g0", [row(40_000, 512, seq="c")])
+    beside = Rig().step("s0g0", [row(70_000), row(40_000, 512, seq="c")], away)
+    waits = alone - rig.step("s0g0", [row(10_000, seq="d")])
+    assert beside - chunk > 0.9 * waits > 10e6
+
+
 def test_tokens_are_here_again_once_their_sequence_is_over(rig: Rig) -> None:
     before = rig.step("s0g0", [row(70_000)])
     rig.step("s0g0", [row(70_000)], [lent(0, 60_000)])
