@@ -52,11 +52,9 @@ def start_driver(
 
 
 def _require_probe(zoo: Zoo, chosen: Chosen) -> None:
-    """Raise InputError if models are named and none of them has a length probe, and for the dense executor."""
+    """Raise InputError if models are named and none of them has a length probe. Raises as `stored_probe`."""
     from surrogates.lengths.probe_storing import stored_probe
 
-    if chosen.executor == "dense":
-        raise InputError("--lengths probe needs the paged executor: leave out --executor dense")
     if chosen.names and not any([stored_probe(zoo.store, name) for name in chosen.names]):  # noqa: C419
         raise InputError(
             f"--lengths probe: no served model has one: `zoo lengths {chosen.names[0]} --kind probe` makes one"

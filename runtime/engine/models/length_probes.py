@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from runtime.chains import Stage
 from surrogates.lengths.probe import LengthProbe
 from surrogates.lengths.probe_storing import PROBE_ENDING, stored_probe
@@ -15,7 +17,9 @@ from zoo.store import Store
 _log = logging.getLogger(__name__)
 
 
-def stage_probe(store: Store, model: str, part: Stage, widths: Sequence[int]) -> LengthProbe | None:
+def stage_probe(
+    store: Store, model: str, part: Stage, widths: Sequence[int], device: torch.device
+) -> LengthProbe | None:
     """Return the probe of a model if the state that it reads is made in this stage, counted from the stage's start.
 
     One that cannot be used is only a warning: answers are then not forecast.
@@ -35,4 +39,4 @@ def stage_probe(store: Store, model: str, part: Stage, widths: Sequence[int]) ->
     if at < len(widths) and widths[at] != probe.weight.shape[1]:
         _log.warning("lengths of %s's answers are not forecast: %s%s has another width", model, model, PROBE_ENDING)
         return None
-    return replace(probe, at=at)
+    return replace(probe, at=at, weight=probe.weight.to(device), bias=probe.bias.to(device))

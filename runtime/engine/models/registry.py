@@ -98,7 +98,7 @@ class ModelRegistry:
                 if part is not None:
                     self.units.end_preparation(part.id)
         if self._config.length_probes and part is not None:
-            model.probe = stage_probe(self._store, name, part, model.widths)
+            model.probe = stage_probe(self._store, name, part, model.widths, self.units.device)
         self.models[known] = model
         self._alone[known] = sum(tensor.nbytes for tensor in model.manifest.tensors)
         give_back()

@@ -257,8 +257,8 @@ class SequenceLifecycle:
     def record_forecast(self, seq: str, forecast: LengthForecast, now: int) -> None:
         """Record how long an answer is predicted to get (TI-10); one that has ended needs no prediction."""
         if (sequence := self._state.sequences.get(seq)) is not None:
+            self._state.counters.predicted += sequence.forecast is None
             sequence.forecast = forecast
-            self._state.counters.predicted += 1
             self._state.tell.predicted(now, sequence.request, forecast)
 
     def record_probed(self, event: LengthsProbed, now: int) -> None:
