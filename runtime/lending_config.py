@@ -19,6 +19,12 @@ class LendingConfig:
         cap: Share of its pages that a device lends at most; 0: none (IL-08).
         busy: A device lends nothing while this share of its `max_num_seqs` runs there: attention for loans takes time
             from its own sequences (IL-09).
+        recall: What other devices hold of a sequence comes back when this share of its device's pages stays free then
+            (IL-25); 1: never for that.
+        reclaim: A device that needs pages gives those that it holds for other devices back to them where they have room
+            (IL-18), before it lends its own.
+        circle_pages: Devices that hold so many pages for each other, or around a circle, take their own back (IL-21);
+            0: never.
         timeout_s: Longest wait for a creditor's part of the attention; then the step fails, and its sequences run
             again.
     """
@@ -27,9 +33,14 @@ class LendingConfig:
     cap: float = 0.9
     busy: float = 1.0
     timeout_s: float = 10.0
+    recall: float = 0.25
+    reclaim: bool = True
+    circle_pages: int = 8
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(LendingMode):
             raise ValueError(f"lending must be one of {', '.join(get_args(LendingMode))}")
         if not 0.0 <= self.cap <= 1.0 or not 0.0 < self.busy <= 1.0 or not 0.0 < self.timeout_s <= 3600.0:
             raise ValueError("cap is from 0 to 1, busy above 0 and at most 1, timeout_s above 0")
+        if not 0.0 <= self.recall <= 1.0 or self.circle_pages < 0:
+            raise ValueError("recall is from 0 to 1, circle_pages 0 or more")

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
+from msgspec import structs
 
 from runtime.chains import Array
+from runtime.types import PlaceChange, SentAway
 
 
 class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
@@ -35,6 +37,14 @@ class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
     dtype: str = ""
     scaling: float = 0.0
     softcap: float = 0.0
+
+
+def with_change(away: Sequence[SentAway], change: PlaceChange) -> tuple[SentAway, ...]:
+    """Return what other devices hold of a sequence after a change, the first tokens first."""
+    if isinstance(change, SentAway):
+        return tuple(sorted((*away, change), key=lambda each: each.first))
+    kept = (each if each.loan != change.loan else structs.replace(each, last=change.first) for each in away)
+    return tuple(each for each in kept if each.first < each.last)
 
 
 class LoanLink(Protocol):

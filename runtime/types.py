@@ -158,7 +158,7 @@ class Opened:
 class SentAway(msgspec.Struct, frozen=True, gc=False):
     """Tell the engine that the pages of tokens [first, last) of a sequence are another device's from now on (IL-04).
 
-    All tokens before them are away, too. `seq`: key of the page table; `loan`: its number at the creditor.
+    `seq`: key of the page table; `loan`: its number at the creditor.
     """
 
     seq: str
@@ -166,6 +166,22 @@ class SentAway(msgspec.Struct, frozen=True, gc=False):
     loan: int
     first: int
     last: int
+
+
+class CameBack(msgspec.Struct, frozen=True, gc=False):
+    """Tell the engine that the last page sets of a loan are here again, from token `first` of the sequence on (IL-25).
+
+    `seq`: key of the page table; `groups`: page ids [page sets, layers].
+    """
+
+    seq: str
+    loan: int
+    first: int
+    groups: tuple[tuple[int, ...], ...]
+
+
+#: What a step has to learn of pages on other devices before it runs, in this order.
+PlaceChange = SentAway | CameBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +198,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Plan one step of a device's engine: process `copied`, `released`, `sent_away`, `opened`, then run `rows`.
+    """Plan one step of a device's engine: process `copied`, `released`, `place_changes`, `opened`, then run `rows`.
 
     `batch`: number of the persistent batch that the rows are, in the same order and one token on since the last step
     with that number; 0 for any other step.
@@ -197,7 +213,7 @@ class StepPlan:
     released: tuple[str, ...] = ()
     copied: tuple[Copied, ...] = ()
     batch: int = 0
-    sent_away: tuple[SentAway, ...] = ()
+    place_changes: tuple[PlaceChange, ...] = ()
 
     @property
     def tokens(self) -> int:

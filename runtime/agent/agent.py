@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Sequence
 from runtime.agent.broadcast.bidding import HopBidding
 from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.destination import IncomingMigrations
-from runtime.agent.migration.source import answer
+from runtime.agent.migration.source import answer, answer_for_loan
 from runtime.agent.sequences.host_copies import HostCopies
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.prompt_states import PromptStates
@@ -68,6 +68,7 @@ from runtime.messages import (
     Bid,
     CloseSequences,
     DropStates,
+    EndLoan,
     FinishMigration,
     ForwardRows,
     LoadStages,
@@ -213,6 +214,8 @@ class Agent:
                 return [*out, *self._after_release(now)]
             case SendAway():
                 return self._send_away(event)
+            case EndLoan():
+                return [*self._moves.end_loan(event), *self._after_release(now)]
             case SaveSequences():
                 for seq, epoch, tokens in zip(event.seqs, event.epochs, event.tokens, strict=True):
                     out += self._save_sequence(seq, epoch, tokens)
@@ -505,7 +508,10 @@ class Agent:
             case StartMigration():
                 out = self._moves.receive(event, self._shelf.specs.get(event.stage.id), now)
             case FinishMigration():
-                out = self._moves.settle(event)
+                sequence = self._sequence_table.sequences.get(event.seq)
+                out = self._moves.settle(event, None if sequence is None else sequence.keys)
+            case PageRequest() if event.loan:
+                out = [answer_for_loan(event, self._moves.lent_pages(event))]
             case PageRequest():
                 out = [
                     answer(event, self._sequence_table.sequences.get(event.seq), self.device, self._tables, self._kept)

@@ -118,6 +118,9 @@ class AgentCounters:
     loan_pages: int = _shown("blockzoo:loan_pages", "Pages lent.")
     loan_bytes: int = _shown("blockzoo:loan_bytes", "Bytes of K and V that loans sent.")
     loan_ns: int = _shown("blockzoo:loan_seconds", "Duration of loans' transfers, from request to answer.", per=1e9)
+    loan_recalls: int = _shown("blockzoo:loan_recalls", "Parts of loans that came back while their sequence ran.")
+    recalled_pages: int = _shown("blockzoo:recalled_pages", "Pages that came back with them.")
+    circles: int = _shown("blockzoo:circles", "Circles of debts among devices that were resolved, or given up.")
     # K and V of sequences that gave way, in host memory (QL-10).
     swapped_out: int = _shown("blockzoo:swapped_out", "Sequences that gave way, with K and V kept in host memory.")
     swapped_in: int = _shown("blockzoo:swapped_in", "Sequences whose K and V came back from host memory.")

@@ -31,7 +31,7 @@ class PageTable:
         tokens: Tokens written.
         full: (page sets, layers): in the first page sets, the pages of the first layers are another table's, and full
             before this table's other layers are written (`PageBook.share_layers`).
-        away: First page sets that lie on other devices: they are empty here.
+        away: Page sets, by number, that lie on other devices: they are empty here.
         lent: Whether the pages are held for another device.
     """
 
@@ -39,7 +39,7 @@ class PageTable:
     groups: list[Group] = field(default_factory=list)
     tokens: int = 0
     full: tuple[int, int] = (0, 0)
-    away: int = 0
+    away: set[int] = field(default_factory=set)
     lent: bool = False
 
     def unwritten(self, index: int) -> Group:
@@ -54,12 +54,12 @@ class PageTable:
 def check_table(seq: str, table: PageTable, states: Sequence[int]) -> None:
     """Raise PageBookDamaged unless the states of a table's pages are those that its tokens require."""
     width = table.spec.page_tokens
-    here = table.groups[table.away :]
-    if any(table.groups[: table.away]) or table.away * width > table.tokens:
+    if any(table.groups[index] for index in table.away) or any((at + 1) * width > table.tokens for at in table.away):
         raise PageBookDamaged(f"sequence {seq}: pages that are away are here, or were never written")
-    if not 0 <= table.tokens <= table.room or any(len(group) != table.spec.kv_layers for group in here):
+    here = [(index, group) for index, group in enumerate(table.groups) if index not in table.away]
+    if not 0 <= table.tokens <= table.room or any(len(group) != table.spec.kv_layers for _, group in here):
         raise PageBookDamaged(f"sequence {seq}: its table has the wrong shape")
-    for index, group in enumerate(here, table.away):
+    for index, group in here:
         written = min(max(table.tokens - index * width, 0), width)
         if written == 0:
             expected = PageState.RESERVED

@@ -7,8 +7,8 @@ model. A sequence's table is a list of page sets in token order:
                                      slot position % page_tokens
 
 A page goes free -> reserved (allocated, nothing written) -> filling -> resident (full, not written again) -> free.
-A page that is held for another device goes free -> reserved -> lent -> free. The first page sets of a table may be
-away, on another device: then the table has no pages for them.
+A page that is held for another device goes free -> reserved -> lent -> free. Page sets of a table may be away, on
+another device: then the table has no pages for them.
 `_NEXT` holds the allowed transitions, `_COUNTED_AS` the field of `PageCounts` that counts each state.
 
 Where weights and pages share one budget (`runtime.scheduler.devices`), `limit` is how many of the pages may be in use
@@ -64,8 +64,8 @@ def pages_for(spec: ModelSpec, tokens: int) -> int:
 class PageBook:
     """Allocate, share and free the pages of one device. Each operation is complete or changes nothing.
 
-    Operations: `open`, `share`, `share_layers`, `recut`, `extend`, `fill`, `rewind`, `send_away`, `lend`, `release`;
-    `set_limit`.
+    Operations: `open`, `share`, `share_layers`, `recut`, `extend`, `fill`, `rewind`, `send_away`, `bring_back`, `lend`,
+    `cut_lent`, `release`;    `set_limit`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -116,7 +116,7 @@ class PageBook:
     def pages_of(self, seq: str) -> int:
         """Return the number of pages in the table of `seq`, over all layers; 0 without a table."""
         table = self._tables.get(seq)
-        return 0 if table is None else (len(table.groups) - table.away) * table.spec.kv_layers
+        return 0 if table is None else (len(table.groups) - len(table.away)) * table.spec.kv_layers
 
     def groups_of(self, seq: str, lo: int = 0, hi: int | None = None) -> tuple[Group, ...]:
         """Return page sets [lo, hi) of the table of `seq`. Raises KeyError without a table."""
@@ -286,7 +286,7 @@ class PageBook:
         shared = table.full[0] * width
         if (
             table.lent
-            or tokens < table.away * width
+            or tokens < (max(table.away, default=-1) + 1) * width
             or not min(shared, table.tokens) <= tokens <= table.tokens
             or any(self._refs[page] != 1 for group in groups for page in group)
         ):
@@ -297,23 +297,51 @@ class PageBook:
             self._move(group, PageState.RESERVED if at or not tokens % width else PageState.FILLING)
         table.tokens = tokens
 
-    def send_away(self, seq: str, tokens: int) -> int:
-        """Free the pages of a table's first `tokens` tokens, which another device has now; return their number.
+    def send_away(self, seq: str, lo: int, hi: int) -> int:
+        """Free the pages of tokens [lo, hi) of a table, which another device has now; return their number.
 
-        Raises ValueError, and changes nothing, unless they are whole page sets, all written, followed by a further one,
-        and no other table has them; KeyError without a table.
+        Raises ValueError, and changes nothing, unless they are whole page sets here, all written, followed by a further
+        one, and no other table has them; KeyError without a table.
         """
-        table = self._tables[seq]
-        width, last = table.spec.page_tokens, tokens // table.spec.page_tokens
-        groups = table.groups[table.away : last]
+        table, span = self._tables[seq], self._span(seq, lo, hi)
+        groups = table.groups[span.start : span.stop]
         shared = any(self._refs[page] != 1 for group in groups for page in group)
-        if tokens % width or tokens > table.tokens or last >= len(table.groups) or not groups or shared or table.lent:
-            raise ValueError(f"sequence {seq}: {tokens} of {table.tokens} tokens cannot be sent away")
+        if span.stop >= len(table.groups) or not table.away.isdisjoint(span) or shared or table.lent:
+            raise ValueError(f"sequence {seq}: tokens {lo} to {hi} of {table.tokens} cannot be sent away")
         before = self.used
         for group in groups:
             self._give_back(group)
-        table.groups[table.away : last] = [()] * len(groups)
-        table.away = last
+        table.groups[span.start : span.stop] = [()] * len(groups)
+        table.away.update(span)
+        return before - self.used
+
+    def bring_back(self, seq: str, other: str, lo: int) -> None:
+        """Give a table all pages of another one in place of page sets that are away, from token `lo` on.
+
+        The other table, of which all tokens are written, is gone. Raises ValueError, and changes nothing, unless they
+        are whole page sets, and those are away; KeyError without a table.
+        """
+        table, theirs = self._tables[seq], self._tables[other]
+        span = self._span(seq, lo, lo + theirs.tokens)
+        if theirs.tokens != theirs.room or theirs.away or theirs.lent or not table.away.issuperset(span):
+            raise ValueError(f"sequence {seq}: {theirs.tokens} tokens from {lo} on cannot come back")
+        table.groups[span.start : span.stop] = theirs.groups
+        table.away.difference_update(span)
+        del self._tables[other]
+
+    def cut_lent(self, seq: str, tokens: int) -> int:
+        """Free the pages of a table that are held for another device behind its first `tokens`; return their number.
+
+        Raises ValueError, and changes nothing, unless they are whole page sets, and not all; KeyError without a table.
+        """
+        table, width = self._tables[seq], self._tables[seq].spec.page_tokens
+        if not table.lent or tokens % width or not 0 < tokens < table.tokens:
+            raise ValueError(f"sequence {seq}: {tokens} of {table.tokens} tokens cannot be what is lent of it")
+        before = self.used
+        for group in table.groups[tokens // width :]:
+            self._give_back(group)
+        del table.groups[tokens // width :]
+        table.tokens = tokens
         return before - self.used
 
     def lend(self, seq: str) -> None:
@@ -372,6 +400,14 @@ class PageBook:
         counts = self.counts()
         if counts.free + counts.local + counts.lent + counts.reserved + counts.in_flight != counts.capacity:
             raise PageBookDamaged(f"pages are missing: {counts}")
+
+    def _span(self, seq: str, lo: int, hi: int) -> range:
+        """Return the numbers of the page sets of tokens [lo, hi). Raises ValueError unless they are full."""
+        table = self._tables[seq]
+        width = table.spec.page_tokens
+        if lo % width or hi % width or not 0 <= lo < hi <= table.tokens:
+            raise ValueError(f"sequence {seq}: tokens {lo} to {hi} of {table.tokens} are not whole page sets")
+        return range(lo // width, hi // width)
 
     def _allocate_group(self, layers: int) -> Group:
         group = tuple(self._next_page() for _ in range(layers))

@@ -3,6 +3,7 @@
     to_agent        scheduler -> agent     LoadStages UnloadStages   OpenSequences CloseSequences   RunRows PeerDown
                                                                      StartMigration FinishMigration   DropStates
                                                                      SaveSequences   ReadAhead   SendAway
+                                                                     EndLoan
     between_agents  agent -> agent         ForwardRows (hidden states)   PageRequest PageData (K and V)   Offer Bid
                                                                          Retract (hops dispatched by agents)
                                                                          AttendLoans LoansAttended (side link)
@@ -47,6 +48,7 @@ from runtime.messages.membership import (
 from runtime.messages.to_agent import (
     CloseSequences,
     DropStates,
+    EndLoan,
     FinishMigration,
     LoadStages,
     OpenSequences,
@@ -83,6 +85,7 @@ ToAgent = (
     | CloseSequences
     | SaveSequences
     | SendAway
+    | EndLoan
     | DropStates
     | RunRows
     | PeerDown
@@ -130,6 +133,7 @@ __all__ = [
     "Bid",
     "CloseSequences",
     "DropStates",
+    "EndLoan",
     "FinishMigration",
     "ForwardRows",
     "Heartbeat",

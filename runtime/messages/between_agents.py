@@ -17,6 +17,7 @@ class PageRequest(Message, frozen=True, tag=True, array_like=True):
         lo, hi: Token range [lo, hi); whole page sets.
         by: Device of the destination, to which the answer goes.
         before: 0 requests pages; n requests the hidden states that entered the stage that begins with component n.
+        loan: The loan of which pages are requested; 0: none, but pages of the sequence's path.
     """
 
     move: int
@@ -27,6 +28,7 @@ class PageRequest(Message, frozen=True, tag=True, array_like=True):
     hi: int
     by: str
     before: int = 0
+    loan: int = 0
 
 
 class PageData(Message, frozen=True, tag=True, array_like=True):

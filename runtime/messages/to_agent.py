@@ -200,6 +200,8 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
         first: Tokens before it are not brought; whole page sets.
         loan: Whether this device only holds the pages for the source, which attends to them here (IL-04), until the
             sequence is closed. Then neither the stage nor its weights are needed here.
+        recall: Number of the loan at the source of which these are the last page sets; 0: none. They become a part of
+            the sequence's pages here (IL-25).
     """
 
     move: int
@@ -216,6 +218,7 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
     from_activations: bool = False
     first: int = 0
     loan: bool = False
+    recall: int = 0
 
 
 class SendAway(Message, frozen=True, tag=True, array_like=True):
@@ -226,7 +229,6 @@ class SendAway(Message, frozen=True, tag=True, array_like=True):
     Fields:
         lo: First component of the hop here.
         loan: Number of the loan at the creditor.
-        first: Number of tokens that are away already.
     """
 
     seq: str
@@ -236,6 +238,15 @@ class SendAway(Message, frozen=True, tag=True, array_like=True):
     creditor: str
     first: int
     last: int
+
+
+class EndLoan(Message, frozen=True, tag=True, array_like=True):
+    """Hold only the tokens of a loan before `upto` of the sequence: the rest is at the debtor again (IL-25)."""
+
+    seq: str
+    epoch: int
+    loan: int
+    upto: int
 
 
 class FinishMigration(Message, frozen=True, tag=True, array_like=True):

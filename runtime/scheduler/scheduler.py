@@ -148,7 +148,7 @@ class Scheduler:
         self.plans = None if self._order is None else self._order.plans
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
         self.migrations = Migrations(self._state, self._seating, moves)
-        self.lending = Lending(self._state, moves.new_number, self._seating.hide)
+        self.lending = Lending(self._state, moves.new_number, self._seating.hide, self._prefix_cache.give_way)
         known = (self.residency, moves, self.lending, self._order)
         self._admission = Admission(self._state, self._seating, chooser, *known)
         self._roles = RoleChanges(self._state, self._seating)
@@ -217,6 +217,7 @@ class Scheduler:
                 self._fleet.relent(now)
                 self.residency.retry_waiting(now)
                 self.control.tick(now)
+                self.lending.review(now)
                 self._seating.sample_lengths()
                 if self._order is not None:
                     self._order.review(now)

@@ -16,6 +16,7 @@ from runtime.messages import (
     AttendLoans,
     Bid,
     CloseSequences,
+    EndLoan,
     ForwardRows,
     HopAssigned,
     HostWeights,
@@ -104,11 +105,12 @@ _COUNTS: dict[type[Message], tuple[str, ...]] = {
     StageReady: ("nbytes", "took", "host"),
     MigrationReady: ("nbytes", "activation_bytes", "copying", "recomputing"),
     AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens", "host_kv", "host_weights"),
-    StartMigration: ("first", "upto"),
+    StartMigration: ("first", "upto", "recall"),
     AttendLoans: ("number",),
     LoansAttended: ("number",),
     SendAway: ("lo", "loan", "first", "last"),
-    PageRequest: ("lo", "hi"),
+    EndLoan: ("loan", "upto"),
+    PageRequest: ("lo", "hi", "loan"),
     PageData: ("lo", "hi"),
 }
 

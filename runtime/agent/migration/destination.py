@@ -13,14 +13,15 @@
 - Hidden states from which rows were recomputed stay in the activation cache here, as if hops had brought them.
 
 A loan (IL-04) is a migration of a part of a sequence that is never committed: its pages stay, held for the source,
-until the sequence is closed here.
+until the sequence is closed here, or until they are at the source again: that is a migration, too, which is committed
+into the sequence's table there.
 
 How pages travel, and when a migration pays off, is decided elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.activation_fetch import ActivationFetch
@@ -39,7 +40,17 @@ from runtime.control.agent_io import (
     VerifyActivations,
     WritePages,
 )
-from runtime.messages import SCHEDULER, FinishMigration, MigrationFailed, MigrationReady, PageData, StartMigration
+from runtime.messages import (
+    SCHEDULER,
+    EndLoan,
+    FinishMigration,
+    MigrationFailed,
+    MigrationReady,
+    PageData,
+    PageRequest,
+    RowsLost,
+    StartMigration,
+)
 from runtime.policy.migration.pace import PaceMemory
 from runtime.policy.migration.two_ended import TwoEnded
 from runtime.types import ModelSpec
@@ -101,7 +112,7 @@ class IncomingMigrations:
         if spec is None and (order.tokens or order.from_activations):
             return self._stuck(order.move, order.seq, f"{order.stage.id} is not loaded here")
         first, last = order.layers
-        if order.loan:  # no use of the stage, which may leave meanwhile
+        if order.loan or order.recall:  # no use of the stage, which may leave meanwhile
             spec = ModelSpec(f"loan of {order.stage.id}", last - first, order.page_tokens, order.upto + 1, 1)
         elif spec is None or spec.kv_layers != last - first:
             spec = ModelSpec(order.stage.id, last - first, order.page_tokens, order.upto + 1, 1)
@@ -212,16 +223,28 @@ class IncomingMigrations:
         self._discard_move(move)
         return self._stuck(row.move, row.sequence.seq, reason)
 
-    def settle(self, order: FinishMigration) -> list[AgentCommand]:
-        """End a migration in any phase. A committed table waits for the OpenSequences that comes next."""
+    def settle(self, order: FinishMigration, keys: Mapping[int, str] | None = None) -> list[AgentCommand]:
+        """End a migration in any phase. A committed table waits for the OpenSequences that comes next.
+
+        Pages of a loan that come back become a part of one of the sequence's tables, `keys` by first component; if they
+        cannot, it runs again.
+        """
         move = self._incoming.get(order.move)
         if move is None:
             return []
         if not order.commit or not move.ends.is_complete:
             self._discard_move(move)
             return []
+        first, recall = move.order.first, move.order.recall
         del self._incoming[order.move]
-        self._tables.fill(move.key, move.order.upto - self._tables.book.tokens_of(move.key))
+        self._tables.fill(move.key, move.order.upto - first - self._tables.book.tokens_of(move.key))
+        if recall:
+            key = (keys or {}).get(move.order.stage.lo, "")
+            if self._tables.bring_back(key, move.key, recall, first):
+                return []
+            self._tables.release(move.key)
+            why = "its pages cannot come back"
+            return [Send(SCHEDULER, RowsLost(self._device, (order.seq,), (order.epoch,), why, True))]
         self._adopted.setdefault((order.seq, order.epoch), []).append((move.order.layers, move.key))
         return []
 
@@ -244,6 +267,32 @@ class IncomingMigrations:
             for _, key in self._adopted.pop(name):
                 self._tables.release(key)
             self._kept.close(seq)
+
+    # -- loans ---------------------------------------------------------------------------------------------------------
+
+    def lent_pages(self, want: PageRequest) -> tuple[int, ...] | None:
+        """Return the pages of a loan that a request asks for; None if they are not held here."""
+        move = self._incoming.get(want.loan)
+        if move is None or not move.order.loan or (move.order.seq, move.order.epoch) != (want.seq, want.epoch):
+            return None
+        first, width = move.order.first, move.spec.page_tokens
+        lo, hi = want.lo - first, want.hi - first
+        held = move.told >= 0 and want.layers == move.order.layers
+        if not held or not 0 <= lo < hi <= self._tables.book.tokens_of(move.key) or lo % width:
+            return None
+        return self._tables.pages(move.key, lo, hi)
+
+    def end_loan(self, order: EndLoan) -> list[AgentCommand]:
+        """Free the pages of a loan from token `upto` of its sequence on."""
+        move = self._incoming.get(order.loan)
+        if move is None or move.told < 0 or (move.order.seq, move.order.epoch) != (order.seq, order.epoch):
+            return []
+        kept = order.upto - move.order.first
+        if kept <= 0:
+            self._discard_move(move)
+            return self.drop_loans()
+        self._tables.book.cut_lent(move.key, kept)
+        return [HoldLoan(order.loan, self._tables.book.groups_of(move.key), kept)]
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

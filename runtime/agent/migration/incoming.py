@@ -201,6 +201,7 @@ class IncomingMigration:
                 order.first + hi,
                 self.device,
                 before,
+                order.recall,
             ),
         )
 

@@ -40,6 +40,13 @@ def answer(
     )
 
 
+def answer_for_loan(want: PageRequest, pages: tuple[int, ...] | None) -> AgentCommand:
+    """Return the command that answers a request for pages of a loan. `pages`: these; None if they are not held here."""
+    if pages is None:
+        return _refused(want, f"tokens {want.lo} to {want.hi} of {want.seq} are not lent here")
+    return ReadPages(pages, want.by, PageData(want.move, want.seq, want.epoch, want.lo, want.hi, ""))
+
+
 def _inputs(want: PageRequest, hops: tuple[Hop, ...], kept: ActivationCache) -> AgentCommand:
     if not any(hop.lo == want.before for hop in hops):
         return _refused(want, f"no stage of {want.seq} begins with component {want.before} here")

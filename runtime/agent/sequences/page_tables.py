@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from runtime.kv.pages import Group, OutOfPages, PageBook, groups_for
-from runtime.types import ModelSpec, SentAway
+from runtime.types import CameBack, ModelSpec, PlaceChange, SentAway
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SequencePageTables:
         self._serial = 0
         self.released: list[str] = []
         #: What the next plan tells the engine of pages that are on other devices now.
-        self.sent_away: list[SentAway] = []
+        self.place_changes: list[PlaceChange] = []
 
     def open(self, seq: str, lo: int, spec: ModelSpec) -> str:
         """Open an empty table for a stage of a sequence and return its key. `lo`: the stage's first component."""
@@ -190,16 +190,32 @@ class SequencePageTables:
         if key in self._writing or key not in self.told:
             return False
         try:
-            self.book.send_away(key, last)
+            self.book.send_away(key, first, last)
         except (ValueError, KeyError):
             return False
-        self.sent_away.append(SentAway(key, creditor, loan, first, last))
+        self.place_changes.append(SentAway(key, creditor, loan, first, last))
         return True
 
-    def take_sent_away(self) -> tuple[SentAway, ...]:
+    def bring_back(self, key: str, other: str, loan: int, first: int) -> bool:
+        """Give a table the pages of another one, which is gone, from token `first` on (`PageBook.bring_back`).
+
+        `loan`: of which these are the last page sets. Returns False, and changes nothing, if that is not possible.
+        """
+        if key in self._writing or key not in self.told:
+            return False
+        groups = self.book.groups_of(other)
+        try:
+            self.book.bring_back(key, other, first)
+        except (ValueError, KeyError):
+            return False
+        self._forget_key(other)
+        self.place_changes.append(CameBack(key, loan, first, groups))
+        return True
+
+    def take_place_changes(self) -> tuple[PlaceChange, ...]:
         """Return what the engine has to learn of pages on other devices; each is returned once."""
-        gone, self.sent_away = tuple(self.sent_away), []
-        return gone
+        changes, self.place_changes = tuple(self.place_changes), []
+        return changes
 
     def release(self, key: str) -> None:
         """Free a table now, or after the step that writes it."""

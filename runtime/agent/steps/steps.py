@@ -124,8 +124,8 @@ class StepPlanner:
     ) -> StepPlan:
         self.number += 1
         copied = self._sequence_table.take_copied() if self._sequence_table.copied else ()
-        away = self._tables.take_sent_away() if self._tables.sent_away else ()
-        plan = StepPlan(self.number, rows, opened, self._tables.take_released(), copied, batch, away)
+        places = self._tables.take_place_changes() if self._tables.place_changes else ()
+        plan = StepPlan(self.number, rows, opened, self._tables.take_released(), copied, batch, places)
         self.under_way.setdefault(lane, []).append((plan, chosen))
         if self._looks_ahead:
             on = [each for each in chosen if each.credit is not None and each.generated + 1 < each.credit.until]

@@ -4,8 +4,8 @@
     rows with page sets away    --queries--> creditors     meanwhile: attention to the pages here (IL-29)
                                 <--out, log-sum-exp--      merged in the order of the tokens, whatever came first
 
-All rows that one creditor has a part of go to it in one message for each layer. Their first page sets are away, so
-tables are cut behind these: no page id of another device is in them.
+All rows that one creditor has a part of go to it in one message for each layer. Tables have only the page sets that are
+here, one behind the other: no page id of another device is in them.
 """
 
 from __future__ import annotations
@@ -51,9 +51,15 @@ class AwayAttention:
         at = 0
         for one in paging.away:
             span = paging.spans[one.row]
-            self._spans.append(RowSpan(at, at + span.hi - span.lo, span.start - one.last))
+            self._spans.append(RowSpan(at, at + span.hi - span.lo, span.start - one.tokens))
             at += span.hi - span.lo
-        self._local = made(_cut(paging, self._spans))
+        width = paging.page_tokens
+        groups = [
+            one.groups_here(-(-(span.length + one.tokens) // width), width)
+            for one, span in zip(paging.away, self._spans, strict=True)
+        ]
+        self._first = [each[0] * width for each in groups]
+        self._local = made(_cut(paging, self._spans, groups))
 
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._whole.write_kv(layer, key, value)
@@ -66,14 +72,14 @@ class AwayAttention:
             self._here.decode(layer, now, out, lse)
         local = attend_partly(self._local, layer, now._replace(query=query))
         answers = [(each, self._answer(each, query)) for each in asked]
-        for at, (one, span) in enumerate(zip(self.paging.away, self._spans, strict=True)):
+        for at, span in enumerate(self._spans):
             rows = slice(span.lo, span.hi)
-            parts = {one.last: PartialAttention(local.out[rows], local.lse[rows])}
+            parts = {self._first[at]: PartialAttention(local.out[rows], local.lse[rows])}
             for each, (made, sums) in answers:
                 begin = 0
                 for first, place in each.parts:
                     width = place.hi - place.lo
-                    if place is self._spans[at]:
+                    if place is span:
                         parts[first] = PartialAttention(made[begin : begin + width], sums[begin : begin + width])
                     begin += width
             whole = merge(parts)
@@ -156,16 +162,15 @@ def _only(paging: PagedMetadata, rows: Sequence[int]) -> PagedMetadata:
     )
 
 
-def _cut(paging: PagedMetadata, spans: Sequence[RowSpan]) -> PagedMetadata:
-    """Return the paging of the rows away over the pages that are here, as rows that begin with these.
+def _cut(paging: PagedMetadata, spans: Sequence[RowSpan], here: Sequence[Sequence[int]]) -> PagedMetadata:
+    """Return the paging of the rows away over the pages that are here, as rows that have no others.
 
-    `spans`: the rows, back to back, at positions counted from the first token here. It is not for writing.
+    `spans`: the rows, back to back, at positions counted over the tokens here; `here`: page sets of each row. It is not
+    for writing.
     """
-    width, (_, layers, _) = paging.page_tokens, paging.tables.shape
-    most = max(-(-span.length // width) for span in spans)
-    tables = paging.tables.new_full((len(spans), layers, most), paging.pool.padding)
-    for at, (one, span) in enumerate(zip(paging.away, spans, strict=True)):
-        first, count = one.last // width, -(-span.length // width)
-        tables[at, :, :count] = paging.tables[one.row, :, first : first + count]
+    layers = paging.tables.shape[1]
+    tables = paging.tables.new_full((len(spans), layers, max(map(len, here))), paging.pool.padding)
+    for at, (one, groups) in enumerate(zip(paging.away, here, strict=True)):
+        tables[at, :, : len(groups)] = paging.tables[one.row].index_select(1, put(groups, tables.device))
     lengths = put([span.length for span in spans], paging.tables.device)
     return replace(paging, tokens=None, spans=tuple(spans), tables=tables, lengths=lengths, away=())

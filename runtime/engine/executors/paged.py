@@ -38,9 +38,9 @@ def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
         for model in models.values():
             if seq in model.sequences:
                 model.close(seq)
-    for one in plan.sent_away:
+    for one in plan.place_changes:
         for model in models.values():
-            model.send_away(one)
+            model.change_place(one)
     for opened in plan.opened:
         models[opened.request.model].open(opened.request, opened.output)
 

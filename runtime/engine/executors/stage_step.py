@@ -86,9 +86,9 @@ def stepped(
     Raises ValueError for rows without input hidden states, or with inputs of the wrong size.
     """
     begin = time.perf_counter_ns()
-    if plan.released or plan.opened or plan.sent_away:
+    if plan.released or plan.opened or plan.place_changes:
         learn(models, plan)
-        if plan.sent_away and decode_reuse is not None:
+        if plan.place_changes and decode_reuse is not None:
             decode_reuse.clear()
     if any([row.new_pages for row in plan.rows]):  # noqa: C419  # a list is faster, and this runs in every step
         open_pages(models, pool, plan)

@@ -36,14 +36,15 @@ from runtime.engine.fakes.integer_model import (
 )
 from runtime.loans import LoanLink, LoanQuery
 from runtime.types import (
+    CameBack,
     EngineMemory,
     LoanLost,
     ModelSpec,
     Opened,
+    PlaceChange,
     PromptLogprobs,
     Row,
     Sampled,
-    SentAway,
     StepPlan,
     StepResult,
 )
@@ -196,8 +197,8 @@ class IntegerEngine:
     def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int:
         """Release, open and check the plan; return the nanoseconds that the step takes. Raises as `run`."""
         self._release(plan.released)
-        for one in plan.sent_away:
-            self._send_away(one)
+        for one in plan.place_changes:
+            self._change_place(one)
         self._open(plan.opened)
         if plan.step in self._fail_at:
             self._failed.update([row.seq for row in plan.rows], [one.request.seq for one in plan.opened], plan.released)
@@ -236,18 +237,23 @@ class IntegerEngine:
             for page in {page for group in held.groups for page in group} if held is not None else ():
                 self._tables[page].discard(seq)
 
-    def _send_away(self, one: SentAway) -> None:
+    def _change_place(self, one: PlaceChange) -> None:
         held = self._held.get(one.seq)
         if held is None:  # it has been closed since
             return
         width = held.spec.page_tokens
-        first, last = one.first // width, one.last // width
-        here = self._loans.first_here(one.seq)
-        require(here == one.first < one.last <= held.computed, f"{one.seq}: tokens {one.first} to {one.last} go away")
+        first = one.first // width
+        groups = one.groups if isinstance(one, CameBack) else ((),) * (one.last // width - first)
+        last = first + len(groups)
+        require(one.first < last * width <= held.computed, f"{one.seq}: tokens from {one.first} on change their place")
+        require(all(bool(old) != bool(new) for old, new in zip(held.groups[first:last], groups, strict=True)),
+                f"{one.seq}: tokens from {one.first} on are where they go")  # fmt: skip
         for page in (page for group in held.groups[first:last] for page in group):
             self._tables[page].discard(one.seq)
-        held.groups[first:last] = [()] * (last - first)
-        self._loans.send_away(one)
+        for page in (page for group in groups for page in group):
+            self._tables.setdefault(page, set()).add(one.seq)
+        held.groups[first:last] = groups
+        self._loans.change_place(one)
 
     def _open(self, opened: Iterable[Opened]) -> None:
         for one in opened:
@@ -341,10 +347,10 @@ class IntegerEngine:
         """Return the sum over positions below `upto`, read from the pages here and on other devices."""
         seq, width = held.opened.request.seq, held.spec.page_tokens
         total = self._loans.past(seq, layer)
-        for first in range(self._loans.first_here(seq), upto, width):
-            weights = range(first + 1, min(first + width, upto) + 1)
-            for at in self._at(held.groups[first // width][layer]):
-                total += sum(map(mul, weights, self._words[at : at + len(weights)]))
+        for at, group in enumerate(held.groups[: -(-upto // width)]):
+            weights = range(at * width + 1, min((at + 1) * width, upto) + 1)
+            for words in self._at(group[layer]) if group else ():
+                total += sum(map(mul, weights, self._words[words : words + len(weights)]))
         return total
 
     def _sums(self, pages: Sequence[int]) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from runtime.chains import Array
-from runtime.loans import LoanLink, LoanQuery
-from runtime.types import LoanLost, SentAway
+from runtime.loans import LoanLink, LoanQuery, with_change
+from runtime.types import LoanLost, PlaceChange, SentAway
 
 #: Returns the sum of (position + 1) (k + v) and the plain sum over all tokens of these pages, in order.
 Sums = Callable[[Sequence[int]], tuple[int, int]]
@@ -23,18 +23,14 @@ class IntegerLoans:
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
         self._held: dict[int, Sequence[Sequence[int]]] = {}
-        self._away: dict[str, list[SentAway]] = {}
+        self._away: dict[str, tuple[SentAway, ...]] = {}
         self.link: LoanLink | None = None
 
-    def send_away(self, one: SentAway) -> None:
-        self._away.setdefault(one.seq, []).append(one)
+    def change_place(self, one: PlaceChange) -> None:
+        self._away[one.seq] = with_change(self._away.get(one.seq, ()), one)
 
     def forget_sequence(self, seq: str) -> None:
         self._away.pop(seq, None)
-
-    def first_here(self, seq: str) -> int:
-        """Return the first token of a sequence with pages here."""
-        return max((one.last for one in self._away.get(seq, ())), default=0)
 
     def past(self, seq: str, layer: int) -> int:
         """Return the sum over the tokens of a sequence that are away. Raises LoanLost."""

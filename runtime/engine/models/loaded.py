@@ -15,7 +15,8 @@ from torch import Tensor
 from runtime.chains import Stage
 from runtime.engine.models.components import SharedComponent
 from runtime.kv.transfers import put
-from runtime.types import ModelSpec, SentAway, SequenceRequest
+from runtime.loans import with_change
+from runtime.types import CameBack, ModelSpec, PlaceChange, SentAway, SequenceRequest
 from surrogates.lengths.probe import LengthProbe
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest
@@ -76,9 +77,11 @@ class PageTables:
         sequence.groups = end
         self.version += 1
 
-    def remove(self, sequence: Held, groups: int) -> None:
-        """Replace a sequence's first page groups by padding: they are on another device."""
-        self.data[sequence.slot, :, :groups] = self.padding
+    def replace(self, sequence: Held, first: int, groups: Sequence[Sequence[int]]) -> None:
+        """Replace page groups of a sequence, from number `first` on; empty ones are on another device."""
+        layers = self.data.shape[1]
+        pages = put([page for group in groups for page in (group or [self.padding] * layers)], self.data.device)
+        self.data[sequence.slot, :, first : first + len(groups)] = pages.view(len(groups), layers).t()
         self.version += 1
 
 
@@ -172,12 +175,13 @@ class LoadedModel:
         """Open a sequence: allocate its slot in the page tables."""
         self.sequences[request.seq] = Held(request, list(output), self.tables.open())
 
-    def send_away(self, one: SentAway) -> None:
-        """Record that another device has page sets of a sequence; one that is not open is ignored."""
-        held = self.sequences.get(one.seq)
+    def change_place(self, one: PlaceChange) -> None:
+        """Record that another device has page sets of a sequence, or no longer; one that is not open is ignored."""
+        held, width = self.sequences.get(one.seq), self.spec.page_tokens
         if held is not None:
-            held.away = (*held.away, one)
-            self.tables.remove(held, one.last // self.spec.page_tokens)
+            held.away = with_change(held.away, one)
+            groups = one.groups if isinstance(one, CameBack) else ((),) * ((one.last - one.first) // width)
+            self.tables.replace(held, one.first // width, groups)
 
     def close(self, seq: str) -> None:
         """Drop a sequence and free its slot."""

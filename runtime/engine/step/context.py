@@ -70,7 +70,7 @@ class VirtualSpan:
 
 @dataclass(frozen=True, slots=True)
 class AwayRow:
-    """A row of which other devices hold the first page sets (IL-04).
+    """A row of which other devices hold page sets (IL-04).
 
     Fields:
         row: Its index in the paging.
@@ -83,9 +83,14 @@ class AwayRow:
     loans: tuple[SentAway, ...]
 
     @property
-    def last(self) -> int:
-        """The first token whose pages are here."""
-        return self.loans[-1].last
+    def tokens(self) -> int:
+        """How many of its tokens are on other devices: all before those that it computes."""
+        return sum(loan.last - loan.first for loan in self.loans)
+
+    def groups_here(self, groups: int, width: int) -> list[int]:
+        """Return the numbers of those of its first page sets, of `width` tokens each, that are here."""
+        away = {at for loan in self.loans for at in range(loan.first // width, loan.last // width)}
+        return [at for at in range(groups) if at not in away]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Make room for the pages of a sequence's next row, on all devices of its path.
 
-Cached prefixes are evicted first; then idle stages leave where pages can have their memory; then page sets of the
-sequence itself are lent to another device, where that is allowed; then the sequence of the lowest rank is preempted, at
-once or when its row returns.
+Cached prefixes are evicted first; then idle stages leave where pages can have their memory; then pages held for other
+devices go back to those that have room; then page sets of the sequence itself are lent to another device, where that is
+allowed; then the sequence of the lowest rank is preempted, at once or when its row returns.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class PageRoom:
             while device.pages.free < pages * groups:
                 if self._seating.prefix_cache.give_way(name) or self._residency.make_pages({name: pages * groups}, now):
                     continue
+                if self._lending.recalls.reclaim(name, now):
+                    return False
                 if self._lending.make_room(sequence, name, pages * groups - device.pages.free, now):
                     return False
                 victim = self._victim(sequence, name)

@@ -47,7 +47,7 @@ class DecodeLoop:
     ) -> None:
         self._state = state
         self._seating = seating
-        self._pages = PageRoom(state, seating, residency, lending)
+        self._pages, self._recalls = PageRoom(state, seating, residency, lending), lending.recalls
         self._speculation = speculation
         self._on_rest = on_rest
         config = state.config
@@ -268,6 +268,7 @@ class DecodeLoop:
             ):  # fmt: skip
                 if sequence.waits.move:
                     self._on_rest(sequence, now)
+                    self._recalls.at_rest(sequence, now)
                 self.go_on(sequence, now)
                 device = None  # another command may follow the last rows
                 continue

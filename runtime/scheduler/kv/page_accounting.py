@@ -165,26 +165,37 @@ class PageAccounting:
             _use(extent, 1, 1)
         return made
 
-    def lendable(self, holding: PageHolding, device: str, first: int) -> int:
-        """Return how many page sets from number `first` on a holding has on a device that nothing else uses.
+    def lendable(self, holding: PageHolding, device: str) -> tuple[int, int]:
+        """Return the first page sets [first, last) that a holding has on a device of its path, and nothing else uses.
 
-        The last one never counts: what is written next is on the path.
+        The last one of all never counts: what is written next is on the path.
         """
         ends = [end for end in holding.ends.values() if end.device.name == device]
         mine = [extent for end in ends for extent in end.path() if extent.device.name == device]
         if not mine or any(extent.users > 1 or extent.idle for extent in mine):
-            return 0
-        return max(0, holding.groups - first - 1)
+            return 0, 0
+        first, last, stop = 0, 0, holding.groups
+        for extent in ends[0].path():
+            start = stop - extent.groups
+            if extent.device.name == device:
+                first, last = start, last if first == stop and last else stop
+            stop = start
+        return first, min(last, holding.groups - 1)
 
-    def lend(self, holding: PageHolding, device: str, creditor: str, first: int, last: int) -> None:
-        """Record that another device has page sets [first, last) of a holding; those before it are lent already."""
-        there = self._devices[creditor]
-        for end in holding.ends.values():
-            if end.device.name != device:
-                continue
+    def change_place(self, holding: PageHolding, device: str, target: str, first: int, last: int) -> None:
+        """Record that another device has page sets [first, last) of a holding's blocks on a device of its path.
+
+        Or that this one has them again (`target` is `device`).
+        """
+        there = self._devices[target]
+        for end in [each for each in holding.ends.values() if each.device.name == device]:
+            if first:
+                _upto(end, first)
+            left = last - first
             for extent in _upto(end, last).path():
-                if extent.device is not end.device:
+                if left <= 0:
                     break
+                left -= extent.groups
                 extent.device.pages.used -= extent.size
                 extent.device = there
                 there.pages.used += extent.size

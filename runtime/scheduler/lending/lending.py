@@ -12,8 +12,8 @@ Contract:
   from loans by rank, as from any sequence there (`debtors`).
 - One relocation of a sequence at a time: one that lends does not migrate, is not swapped to host memory, and shares
   no prefix.
-- Pages are given back when the sequence leaves its path; a creditor that dies takes its sequences along, which run
-  again from their tokens (IL-18).
+- Pages are given back when the sequence leaves its path, or come back before (`recalls`, `circles`); a creditor that
+  dies takes its sequences along, which run again from their tokens (IL-18).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from runtime.chains import Hop, Stage
 from runtime.kv.pages import groups_for
 from runtime.messages import MigrationFailed, MigrationReady, SendAway, StartMigration
 from runtime.policy.lending.creditors import Creditor, choose
+from runtime.scheduler.lending.circles import Circles
 from runtime.scheduler.lending.loans import Loan, Loans
+from runtime.scheduler.lending.recalls import Recalls
 from runtime.scheduler.sequences.parts import Weights
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -41,14 +43,18 @@ class Lending:
     Args:
         number: Returns the number of a new loan, of those of migrations.
         hide: Removes a sequence from the prefix index.
+        evict: Evicts one cached prefix from a device; returns whether there was one.
     """
 
     def __init__(
-        self, state: ClusterState, number: Callable[[], int], hide: Callable[[ScheduledSequence], None]
-    ) -> None:
+        self, state: ClusterState, number: Callable[[], int], hide: Callable[[ScheduledSequence], None],
+        evict: Callable[[str], bool],
+    ) -> None:  # fmt: skip
         self._state, self._number, self._hide = state, number, hide
         self._paused: dict[str, int] = {}
         self.loans = Loans()
+        self.recalls = Recalls(state, self.loans, number, evict, self._go_on)
+        self.circles = Circles(state, self.loans, self.recalls)
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
@@ -58,11 +64,13 @@ class Lending:
         Returns whether one is on its way: the sequence rests until it stands, and asks again.
         """
         state = self._state
-        if not state.limits.on or not state.devices[device].lends or (hop := self._hop(sequence, device)) is None:
+        if not state.limits.on or not state.devices[device].lends:
             return False
-        first = self._away(sequence, hop)
-        groups = state.page_accounting.lendable(sequence.pages.holding, device, first)
-        groups = min(groups, sequence.computed // sequence.spec.page_tokens - first)
+        self.recalls.give_up(sequence, "its device has no room for it any more", now)
+        if (hop := self._hop(sequence, device)) is None:
+            return False
+        first, last = state.page_accounting.lendable(sequence.pages.holding, device)
+        groups = min(last, sequence.computed // sequence.spec.page_tokens) - first
         if groups < 1:
             return False
         layers = hop.layers[1] - hop.layers[0]
@@ -92,6 +100,12 @@ class Lending:
         names = [each.name for each in devices if each.name not in on_path]
         return pages <= self._state.limits.spare(names, self.loans.lent()) + max(0, free)
 
+    def review(self, now: int) -> None:
+        """Bring pages back: those that fit, and those of circles of debts."""
+        if len(self.loans):
+            self.recalls.review(now)
+            self.circles.review(now)
+
     def debtors(self, device: str) -> list[ScheduledSequence]:
         """Return the sequences with standing loans on a device."""
         return list({id(loan.sequence): loan.sequence for loan in self.loans if loan.creditor == device}.values())
@@ -99,15 +113,15 @@ class Lending:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def held(self, event: MigrationReady, now: int) -> bool:
-        """Complete a loan of which the creditor has the pages; return whether the answer is that of a loan."""
+        """Complete a loan that its creditor has, or a recall; return whether the answer is that of one."""
         loan = self.loans.get(event.move)
         if loan is None:
-            return False
+            return self.recalls.arrived(event, now)
         if not loan.standing:
             sequence, counters = loan.sequence, self._state.counters
             self._release(loan)
             loan.standing = True
-            self._state.page_accounting.lend(sequence.pages.holding, loan.debtor, loan.creditor, *loan.groups)
+            self._state.page_accounting.change_place(sequence.pages.holding, loan.debtor, loan.creditor, *loan.groups)
             self._state.out.add_message(loan.debtor, self._away_message(loan))
             counters.loans += 1
             counters.loan_pages += loan.pages
@@ -118,10 +132,10 @@ class Lending:
         return True
 
     def refused(self, event: MigrationFailed, now: int) -> bool:
-        """End a loan that its creditor cannot take; return whether the answer is that of a loan."""
+        """End a loan that its creditor cannot take, or a recall; return whether the answer is that of one."""
         loan = self.loans.get(event.move)
         if loan is None:
-            return False
+            return self.recalls.refused(event, now)
         self._paused[loan.creditor] = now + _PAUSE
         self._drop_loan(loan, event.reason, now)
         return True
@@ -130,6 +144,7 @@ class Lending:
 
     def leaving(self, sequence: ScheduledSequence) -> None:
         """End all loans of a sequence that leaves its path, before its pages are given back."""
+        self.recalls.leaving(sequence)
         for loan in list(self.loans.of_sequence(sequence)):
             if not loan.standing:
                 self._release(loan)
@@ -139,7 +154,9 @@ class Lending:
         sequence.lenders = frozenset()
 
     def give_up(self, sequence: ScheduledSequence, why: str, now: int) -> None:
-        """End a loan on its way of which nothing is heard; the sequence asks another device."""
+        """End a loan or recall on its way of which nothing is heard; the sequence asks another device."""
+        if self.recalls.give_up(sequence, why, now):
+            return
         for loan in [each for each in self.loans.of_sequence(sequence) if not each.standing]:
             self._paused[loan.creditor] = now + _PAUSE
             # Closed there: the loans that stand would be, too, so that the sequence is computed again.
@@ -150,11 +167,14 @@ class Lending:
             self._drop_loan(loan, why, now)
 
     def targets(self, sequence: ScheduledSequence) -> tuple[str, ...]:
-        """Return the creditors of which an answer is awaited."""
+        """Return the devices of which an answer is awaited."""
+        if (recall := self.loans.recall_of(sequence)) is not None:
+            return (recall.loan.debtor,)
         return tuple(loan.creditor for loan in self.loans.of_sequence(sequence) if not loan.standing)
 
     def check(self) -> None:
         """Raise RuntimeError unless loans and sequences agree. For tests, after every event."""
+        self.recalls.check()
         for loan in self.loans:
             sequence = loan.sequence
             if self._state.running.get(sequence.seq) is not sequence or loan.creditor not in sequence.lenders:
@@ -180,9 +200,6 @@ class Lending:
             return None
         hops = [hop for hop in sequence.path if hop.device == device and hop.layers[1] > hop.layers[0]]
         return hops[0] if len(hops) == 1 else None
-
-    def _away(self, sequence: ScheduledSequence, hop: Hop) -> int:
-        return max((loan.groups[1] for loan in self.loans.of_sequence(sequence) if loan.hop.lo == hop.lo), default=0)
 
     def _creditors(self, sequence: ScheduledSequence, debtor: str, now: int) -> list[Creditor]:
         state, lent = self._state, self.loans.lent()

@@ -40,16 +40,44 @@ class Loan:
         return self.hop.device
 
     @property
+    def layers(self) -> int:
+        """Pages of a page set."""
+        return self.hop.layers[1] - self.hop.layers[0]
+
+    @property
     def pages(self) -> int:
-        layers = self.hop.layers[1] - self.hop.layers[0]
-        return layers * (self.groups[1] - self.groups[0])
+        return self.layers * (self.groups[1] - self.groups[0])
+
+
+@dataclass(slots=True)
+class LoanRecall:
+    """The last page sets of a loan on their way back (IL-25).
+
+    Fields:
+        number: Its number in messages, unique among those of loans and migrations.
+        groups: Page sets [first, last), counted from the sequence's first.
+        arrived: Whether they are at the debtor, where they count once no row of the sequence is in flight.
+        nbytes: Bytes that came.
+    """
+
+    number: int
+    loan: Loan
+    groups: tuple[int, int]
+    began: int
+    arrived: bool = False
+    nbytes: int = 0
+
+    @property
+    def pages(self) -> int:
+        return self.loan.layers * (self.groups[1] - self.groups[0])
 
 
 class Loans:
-    """All loans, by number and by sequence."""
+    """All loans, by number and by sequence; the recalls under way, by number."""
 
     def __init__(self) -> None:
         self._loans: dict[int, Loan] = {}
+        self.recalls: dict[int, LoanRecall] = {}
         self._of: dict[str, list[Loan]] = {}
 
     def __len__(self) -> int:
@@ -77,12 +105,18 @@ class Loans:
             del self._of[loan.sequence.seq]
 
     def held(self) -> Mapping[str, int]:
-        """Return the pages taken for loans on their way, by creditor."""
+        """Return the pages taken for what is on its way: of loans by creditor, of recalls by debtor."""
         pages: Counter[str] = Counter()
         for loan in self:
             if not loan.standing:
                 pages[loan.creditor] += loan.pages
+        for recall in self.recalls.values():
+            pages[recall.loan.debtor] += recall.pages
         return pages
+
+    def recall_of(self, sequence: ScheduledSequence) -> LoanRecall | None:
+        """Return the recall of a sequence's pages that is under way."""
+        return self.recalls.get(sequence.waits.move)
 
     def lent(self) -> Counter[str]:
         """Return the pages of all loans, by creditor."""

@@ -208,7 +208,10 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
 
 def _with_loans(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     order = config.order if config.order.plan == "fcfs" else OrderConfig()
-    lending = LendingConfig("planned", rng.choice((0.3, 0.9, 1.0)), rng.choice((0.02, 1.0)))
+    lending = LendingConfig(
+        "planned", rng.choice((0.3, 0.9, 1.0)), rng.choice((0.02, 1.0)), recall=rng.choice((0.0, 0.25, 1.0)),
+        reclaim=rng.random() < 0.5, circle_pages=rng.choice((0, 2)),
+    )  # fmt: skip
     return replace(config, order=order, dispatch="placed", speculation=SpeculationConfig(), lending=lending)
 
 

@@ -24,7 +24,10 @@ M = counting_model("m", "1* 2 3* 4* 5", max_model_len=4000)
 
 
 def cluster(devices: int = 3, pages: int = 60, mode: LendingMode = "planned", **changes: Any) -> VirtualCluster:
-    lending = LendingConfig(mode, **{name: changes.pop(name) for name in ("cap", "busy") if name in changes})
+    lending = LendingConfig(
+        mode,
+        **{name: changes.pop(name) for name in ("cap", "busy", "recall", "reclaim", "circle_pages") if name in changes},
+    )
     settings = changes.pop("settings", {})
     config = ClusterConfig(
         devices=devices, placement=changes.pop("placement", "replicate"), prefill_chunk=8, lending=lending, **settings
@@ -210,9 +213,11 @@ def test_schedules_with_loans_do_have_all_of_it() -> None:
         one.expect_end()
         counters = one.scheduler.state().counters
         seen["loans"] += counters.loans
+        seen["recalls"] += counters.loan_recalls
+        seen["circles"] += counters.circles
         seen["preempted"] += counters.preemptions
         seen["migrated"] += counters.moves
         seen["shared"] += counters.shared
         seen["swapped in"] += counters.swapped_in
         seen["deaths"] += len(one.trace.named("fault"))
-    assert min(seen.values()) > 0 and len(seen) == 6, seen
+    assert min(seen.values()) > 0 and len(seen) == 8, seen

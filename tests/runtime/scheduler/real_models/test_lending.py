@@ -29,10 +29,9 @@ KINDS = {
 }
 
 
-def config_of(devices: int, mode: Any = "planned", placement: Placement = "replicate") -> ClusterConfig:
-    return ClusterConfig(
-        devices=devices, placement=placement, prefill_chunk=8, lending=LendingConfig(mode), prefix_caching="off"
-    )
+def config_of(devices: int, mode: Any = "planned", placement: Placement = "replicate", **loans: Any) -> ClusterConfig:
+    lending = LendingConfig(mode, **loans)
+    return ClusterConfig(devices=devices, placement=placement, prefill_chunk=8, lending=lending, prefix_caching="off")
 
 
 def ask(cluster: VirtualCluster, models: Sequence[str] = MODELS) -> VirtualCluster:
@@ -72,6 +71,20 @@ def test_answers_over_lent_pages_are_those_of_one_device(
     assert counters.loans > 0 and counters.failed_steps == counters.loans_refused == 0
     lenders = {event.extra["seq"].split("-")[0] for event in cluster.trace.named("kv.lend")}
     assert len(lenders) > 1 and (devices != 3 or lenders == set(MODELS)), "loans of every kind of model"
+
+
+@pytest.mark.parametrize(("devices", "pages"), [(2, 80), (3, 60)])
+def test_answers_over_pages_that_come_back_are_those_of_one_device(
+    family: Bench,  # noqa: F811
+    alone: dict[str, list[tuple[Any, ...]]],
+    devices: int,
+    pages: int,
+) -> None:
+    cluster = cluster_of(family, devices, pages=pages, config=config_of(devices, recall=0.0, circle_pages=2))
+    cluster.ticks(MS, 400 * MS)
+    assert told(ask(cluster)) == alone
+    counters = cluster.scheduler.state().counters
+    assert counters.loan_recalls > 3 and counters.failed_steps == 0
 
 
 def test_without_kernels_answers_are_the_same(family: Bench, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
