@@ -27,6 +27,4 @@ def without_roles(config: ClusterConfig) -> str | None:
         return "roles need hops that the scheduler places (dispatch): agents offer them to any device"
     if config.order.plan not in ("off", "fcfs"):
         return f"roles and plan {config.order.plan} exclude each other: its forecasts know one device per sequence"
-    if config.lending.mode != "off":
-        return "roles and lending exclude each other: a hand-off takes all K and V along"
     return None

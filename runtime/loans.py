@@ -22,6 +22,7 @@ class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
 
     Fields:
         loans: The loans of each row, the first tokens first.
+        tokens: How many of the first tokens of each of these count: its last ones may just have come back (IL-25).
         counts: Query tokens of each row.
         layer: Attention layer, counted from the first one of the loan.
         kv_heads: Heads of K and V.
@@ -31,6 +32,7 @@ class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
     """
 
     loans: tuple[tuple[int, ...], ...]
+    tokens: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
     layer: int
     kv_heads: int = 1

@@ -101,17 +101,19 @@ class AwayAttention:
         if self._link is None:
             raise LoanLost("there is no link to the creditors")
         for creditor in sorted({loan.creditor for one in self.paging.away for loan in one.loans}):
-            loans, parts = [], []
+            loans, tokens, parts = [], [], []
             for one, span in zip(self.paging.away, self._spans, strict=True):
                 mine = [loan for loan in one.loans if loan.creditor == creditor]
                 if mine:
                     loans.append(tuple(loan.loan for loan in mine))
+                    tokens.append(tuple(loan.last - loan.first for loan in mine))
                     parts.append((mine[0].first, span))
             if len({one.shift for one in self.paging.away}) > 1:
                 raise LoanLost("rows of models that share a layer at different depths are not asked for together")
             some = query if len(parts) == len(self._spans) else torch.cat([query[p.lo : p.hi] for _, p in parts])
             asks = LoanQuery(
                 tuple(loans),
+                tuple(tokens),
                 tuple(place.hi - place.lo for _, place in parts),
                 layer + self.paging.away[0].shift,
                 now.key.shape[1],

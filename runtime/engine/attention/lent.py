@@ -62,17 +62,24 @@ class LentPages:
         part = attend_partly(self._made(paging), 0, Tokens(asked, kept, kept, how))
         return array_of(part.out.cpu().contiguous()), array_of(part.lse.cpu().contiguous())
 
+    def _part(self, loan: int, tokens: int, layer: int) -> Tensor:
+        """Return the pages of a loan's first tokens in a layer. Raises LoanLost, ValueError without that layer."""
+        pages, held = self._held.get(loan, (None, 0))
+        if pages is None or not 0 < tokens <= held:
+            raise LoanLost("a loan is not held here any more")
+        width = held // pages.shape[1]
+        if layer >= pages.shape[0] or tokens % width:
+            raise ValueError(f"there is no layer {layer} in a loan, or its pages have another geometry")
+        return pages[layer, : tokens // width]
+
     def _paging(self, query: LoanQuery, geometry: Geometry) -> PagedMetadata:
         tables, held = [], []
-        for loans in query.loans:
-            found = [self._held.get(loan) for loan in loans]
-            if not found or any(one is None for one in found):
-                raise LoanLost("a loan is not held here any more")
-            known = [one for one in found if one is not None]
-            if any(query.layer >= pages.shape[0] for pages, _ in known):
-                raise ValueError(f"there is no layer {query.layer} in a loan")
-            tables.append(torch.cat([pages[query.layer] for pages, _ in known]))
-            held.append(sum(tokens for _, tokens in known))
+        for loans, counts in zip(query.loans, query.tokens, strict=True):
+            if not loans:
+                raise ValueError("a row asks for no loan")
+            known = [self._part(loan, tokens, query.layer) for loan, tokens in zip(loans, counts, strict=True)]
+            tables.append(torch.cat(known))
+            held.append(sum(counts))
         pages, tokens = tables[0].numel(), held[0]
         if tokens % pages or self._pool.page_tokens(geometry) < tokens // pages:
             raise ValueError("pages of another geometry")

@@ -174,7 +174,7 @@ class IntegerEngine:
 
     def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
         require(tokens * 2 * WORD == len(groups) * self._page_bytes, f"loan {loan}: {len(groups)} groups, {tokens}")
-        self._loans.hold_loan(loan, groups)
+        self._loans.hold_loan(loan, groups, tokens)
 
     def drop_loan(self, loan: int) -> None:
         self._loans.drop_loan(loan)

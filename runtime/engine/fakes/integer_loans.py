@@ -22,7 +22,7 @@ class IntegerLoans:
 
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
-        self._held: dict[int, Sequence[Sequence[int]]] = {}
+        self._held: dict[int, tuple[Sequence[Sequence[int]], int]] = {}
         self._away: dict[str, tuple[SentAway, ...]] = {}
         self.link: LoanLink | None = None
 
@@ -38,14 +38,16 @@ class IntegerLoans:
         for one in self._away.get(seq, ()):
             if self.link is None:
                 raise LoanLost("there is no link to the creditors")
-            ticket = self.link.send_query(one.creditor, LoanQuery(((one.loan,),), (1,), layer), ())
+            ticket = self.link.send_query(
+                one.creditor, LoanQuery(((one.loan,),), ((one.last - one.first,),), (1,), layer), ()
+            )
             (answer,) = self.link.collect(ticket)
             weighted, plain = memoryview(answer.data).cast("B").cast("q")
             total += weighted + one.first * plain
         return total
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]]) -> None:
-        self._held[loan] = groups
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
+        self._held[loan] = groups, tokens
 
     def drop_loan(self, loan: int) -> None:
         self._held.pop(loan, None)
@@ -53,8 +55,9 @@ class IntegerLoans:
     def attend(self, query: LoanQuery) -> tuple[Array, ...]:
         """Return the sums of each row's loan, int64 [rows, 2]. Raises LoanLost."""
         numbers = array("q")
-        for (loan,) in query.loans:
-            if loan not in self._held:
+        for (loan,), (tokens,) in zip(query.loans, query.tokens, strict=True):
+            groups, held = self._held.get(loan, ((), 0))
+            if tokens > held:
                 raise LoanLost(f"loan {loan} is not held here")
-            numbers.extend(self._sums([group[query.layer] for group in self._held[loan]]))
+            numbers.extend(self._sums([group[query.layer] for group in groups[: tokens * len(groups) // held]]))
         return (Array("int64", (len(query.loans), 2), numbers.tobytes()),)

@@ -19,6 +19,7 @@ class Creditor(NamedTuple):
         most: Pages that it may hold for other devices (IL-08).
         load: Share of its places for sequences that is taken.
         near: Whether it is on the debtor's machine.
+        decodes: Whether K and V of answers grow there: other devices, which have their pages for prompts, lend first.
     """
 
     device: str
@@ -27,6 +28,7 @@ class Creditor(NamedTuple):
     most: int
     load: float
     near: bool
+    decodes: bool = True
 
     @property
     def spare(self) -> int:
@@ -37,7 +39,7 @@ class Creditor(NamedTuple):
 def candidates(creditors: Iterable[Creditor], busy: float) -> list[Creditor]:
     """Return the devices that can lend now, the best first (IL-13). `busy`: load from which on a device refuses."""
     able = [each for each in creditors if each.spare and each.load < busy]
-    return sorted(able, key=lambda each: (not each.near, -each.spare, each.device))
+    return sorted(able, key=lambda each: (not each.near, each.decodes, -each.spare, each.device))
 
 
 def choose(creditors: Iterable[Creditor], busy: float, groups: int, pages: int) -> tuple[str, int] | None:

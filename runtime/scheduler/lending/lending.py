@@ -90,7 +90,8 @@ class Lending:
     def is_needed(self, sequence: ScheduledSequence, weights: Weights) -> bool:
         """Return whether a path holds a sequence's context only with loans."""
         limits, spec = self._state.limits, sequence.chain.spec
-        return limits.takes(spec) and groups_for(spec, sequence.tokens) > limits.local(weights)
+        path = [name for name, _ in weights]
+        return limits.takes(spec, path) and groups_for(spec, sequence.tokens) > limits.local(weights)
 
     def has_room(self, sequence: ScheduledSequence, weights: Weights, groups: int) -> bool:
         """Return whether a path and the devices beside it have pages now for what a sequence needs behind `groups`."""
@@ -191,7 +192,7 @@ class Lending:
         """Return the hop of a sequence on a device that can lend; None if it has none, or rests for something else."""
         spec, waits = sequence.spec, sequence.waits
         if (
-            not self._state.limits.takes(spec)
+            not (sequence.lenders or self._state.limits.takes(spec, sequence.place.devices))
             or sequence.swapped is not None
             or sequence.flying
             or waits.move
@@ -212,6 +213,7 @@ class Lending:
                 state.limits.most(each.name),
                 each.passing.expected / places,
                 each.facts.server == near,
+                state.devices.roles[each.name].decodes,
             )
             for each in state.devices
             if each.alive

@@ -6,7 +6,7 @@ it computes (IL-26). All other sequences start with pages for all of their conte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from runtime.kv.pages import groups_for
 from runtime.lending_config import LendingConfig
@@ -29,9 +29,16 @@ class LendingLimits:
     def on(self) -> bool:
         return self._cap > 0
 
-    def takes(self, spec: ModelSpec) -> bool:
-        """Return whether page sets of a model may be lent: attention in parts knows no window and no virtual tokens."""
-        return self._cap > 0 and not spec.windowed and not spec.virtual_tokens
+    def takes(self, spec: ModelSpec, path: Iterable[str]) -> bool:
+        """Return whether page sets of a model's sequences on these devices may be lent.
+
+        Attention in parts knows no window and no virtual tokens. A hand-off takes all K and V along, so that nothing is
+        lent before it, on devices that do not decode.
+        """
+        if not self._cap or spec.windowed or spec.virtual_tokens:
+            return False
+        roles = self._devices.roles
+        return not roles.apart or all(roles[name].decodes for name in path)
 
     def most(self, device: str) -> int:
         """Return the pages that a device lends in all (IL-08)."""
@@ -50,7 +57,7 @@ class LendingLimits:
         """Return the page sets of one sequence that a path holds, with those that other devices hold for it."""
         if not weights:
             return 0
-        lent = self.beyond(weights) // len(weights) if self.takes(spec) else 0
+        lent = self.beyond(weights) // len(weights) if self.takes(spec, _names(weights)) else 0
         return min((self._devices[name].pages.assured + lent) // pages for name, pages in weights)
 
     def local(self, weights: Weights) -> int:
@@ -64,14 +71,14 @@ class LendingLimits:
         for name, pages in weights:
             if groups * pages > (has := self._devices[name].pages.assured):
                 why = f"its {tokens} tokens need {groups * pages} pages on {name}, which has {has}"
-                more = self.beyond(weights) if self.takes(spec) else 0
+                more = self.beyond(weights) if self.takes(spec, _names(weights)) else 0
                 return f"{why}; the devices that are not on its path lend at most {more}" if more else why
         return None
 
     def first_groups(self, spec: ModelSpec, tokens: int, weights: Weights) -> int:
         """Return the page sets with which a sequence of so many tokens starts on a path."""
         groups = groups_for(spec, tokens)
-        if not self.takes(spec) or not weights or groups <= (local := self.local(weights)):
+        if not weights or not self.takes(spec, _names(weights)) or groups <= (local := self.local(weights)):
             return groups
         return max(1, int(local * _START))
 
@@ -87,3 +94,7 @@ class LendingLimits:
             for each in devices
             if each.alive
         )
+
+
+def _names(weights: Weights) -> list[str]:
+    return [name for name, _ in weights]

@@ -150,7 +150,7 @@ class SimEngine:
                 sampled.append(Sampled(row.seq, STOP if self._ends and self._is_last(row) else 0))
             if not stage.head:
                 outputs[row.seq] = self._hidden(len(row.tokens), stage.shape.hidden)
-        if plan.sent_away or self._away:
+        if plan.place_changes or self._away:
             self._away.follow(plan)
         if self._away and self._away.any_of(plan.rows):
             busy = self._run_apart(plan.rows, steps or {})

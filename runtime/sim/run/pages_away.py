@@ -1,6 +1,6 @@
 """Follow which tokens of which tables lie on other devices, and split a step's attention accordingly (IL-04, IL-27).
 
-A simulated engine keeps no pages. What it knows of loans are the plans' `sent_away` and `released`, as live engines.
+A simulated engine keeps no pages. What it knows of loans are the plans' `place_changes` and `released`, as live ones.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from runtime.loans import with_change
 from runtime.sim.cost.blocks import BlockWork
 from runtime.sim.cost.loans import LentWork
 from runtime.sim.models.shapes import ModelShape
@@ -32,7 +33,7 @@ class PagesAway:
     """The loans of one debtor, by table."""
 
     def __init__(self) -> None:
-        self._gone: dict[str, list[SentAway]] = {}
+        self._gone: dict[str, tuple[SentAway, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._gone)
@@ -41,8 +42,11 @@ class PagesAway:
         """Apply what a plan says before its rows run."""
         for name in plan.released:
             self._gone.pop(name, None)
-        for each in plan.sent_away:
-            self._gone.setdefault(each.seq, []).append(each)
+        for each in plan.place_changes:
+            left = with_change(self._gone.get(each.seq, ()), each)
+            self._gone[each.seq] = left
+            if not left:
+                del self._gone[each.seq]
 
     def any_of(self, rows: Iterable[Row]) -> bool:
         """Return whether tokens of some of these rows are away."""
@@ -59,7 +63,7 @@ class PagesAway:
             if meanwhile and not gone and len(row.tokens) > 1:
                 continue
             works.setdefault(row.model, BlockWork()).add_row(
-                row.start - (gone[-1].last if gone else 0), len(row.tokens)
+                row.start - sum(each.last - each.first for each in gone or ()), len(row.tokens)
             )
         return works
 

@@ -21,6 +21,7 @@ import pytest
 from runtime.chains import Array
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideServer, side_messengers
+from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 from runtime.cluster.launch.threads import ThreadLauncher
@@ -65,7 +66,8 @@ def lending(kind: str, devices: int) -> Iterator[tuple[ClusterDriver, ProcessLau
     config = ClusterConfig(
         devices=devices, placement="replicate", prefill_chunk=16, lending=LendingConfig("planned", 1.0)
     )
-    driver = ClusterDriver([M.chain()], M.blocks(), names, made, config)
+    lives = LifeConfig(starts=10_000, backoff_most=0.25)
+    driver = ClusterDriver([M.chain()], M.blocks(), names, made, config, lives)
     try:
         yield driver, made
     finally:
@@ -169,7 +171,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[SideClient, Answers, SidePeers, SideS
 
 
 def query(layer: int = 0) -> LoanQuery:
-    return LoanQuery(((1,),), (1,), layer)
+    return LoanQuery(((1,),), ((8,),), (1,), layer)
 
 
 def number(arrays: tuple[Array, ...]) -> int:

@@ -214,10 +214,9 @@ def test_schedules_with_loans_do_have_all_of_it() -> None:
         counters = one.scheduler.state().counters
         seen["loans"] += counters.loans
         seen["recalls"] += counters.loan_recalls
-        seen["circles"] += counters.circles
         seen["preempted"] += counters.preemptions
         seen["migrated"] += counters.moves
         seen["shared"] += counters.shared
         seen["swapped in"] += counters.swapped_in
         seen["deaths"] += len(one.trace.named("fault"))
-    assert min(seen.values()) > 0 and len(seen) == 8, seen
+    assert min(seen.values()) > 0 and len(seen) == 7, seen

@@ -50,7 +50,7 @@ class Rig:
             node.engine.borrow(lenders)
 
     def step(self, device: str, rows: list[Row], away: Sequence[SentAway] = (), over: tuple[str, ...] = ()) -> int:
-        plan = StepPlan(1, tuple(rows), (), over, sent_away=tuple(away))
+        plan = StepPlan(1, tuple(rows), (), over, place_changes=tuple(away))
         return self.nodes[device].engine.run(plan, {}).result.busy
 
 
@@ -135,7 +135,7 @@ def test_without_creditors_to_reach_a_step_with_loans_fails() -> None:
     engine = SimEngine("s0g0", GPU, FAMILY, 1000)
     engine.load(STAGE)
     with pytest.raises(ValueError, match="creditors"):
-        engine.run(StepPlan(1, (row(70_000),), sent_away=(lent(0, 10),)), {})
+        engine.run(StepPlan(1, (row(70_000),), place_changes=(lent(0, 10),)), {})
 
 
 # -- with the scheduler ------------------------------------------------------------------------------------------------
