@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 #: Whether K and V of a sequence may lie on devices that are not on its path. `planned`: the scheduler,
-#: which has the exact account of all pages, chooses the device that holds them.
-LendingMode = Literal["off", "planned"]
+#: which has the exact account of all pages, chooses the device that holds them. `negotiated`: a manager of the pool,
+#: which knows only what agents' heartbeats say, recommends some devices, and these are asked one after another.
+LendingMode = Literal["off", "planned", "negotiated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,10 @@ class LendingConfig:
             0: never.
         timeout_s: Longest wait for a creditor's part of the attention; then the step fails, and its sequences run
             again.
+        beat_ms: Period of agents' heartbeats to the managers of the pool, and of their sorted lists; with `negotiated`
+            (IL-10, IL-16).
+        gone_ms: Time without heartbeats after which a device is no longer recommended; with `negotiated`.
+        managers: Number of managers of the pool; queries go to one after another, with `negotiated` (IL-16).
     """
 
     mode: LendingMode = "off"
@@ -36,6 +41,9 @@ class LendingConfig:
     recall: float = 0.25
     reclaim: bool = True
     circle_pages: int = 8
+    beat_ms: int = 100
+    gone_ms: int = 1000
+    managers: int = 1
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(LendingMode):
@@ -44,3 +52,7 @@ class LendingConfig:
             raise ValueError("cap is from 0 to 1, busy above 0 and at most 1, timeout_s above 0")
         if not 0.0 <= self.recall <= 1.0 or self.circle_pages < 0:
             raise ValueError("recall is from 0 to 1, circle_pages 0 or more")
+        if not 1 <= self.beat_ms <= 60_000 or not self.beat_ms < self.gone_ms <= 3_600_000:
+            raise ValueError("beat_ms is from 1 to 60000, gone_ms above beat_ms and at most 3600000")
+        if not 1 <= self.managers <= 16:
+            raise ValueError("managers is from 1 to 16")

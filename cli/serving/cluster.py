@@ -150,10 +150,11 @@ def agent_settings(options: ServeOptions, config: EngineConfig, half_page: int) 
     from runtime.kv.pool import PagePool
 
     loans = 0.0 if options.lending == "off" else options.loans.timeout_s
+    beats = options.loans.beat_ms / 1000 if options.lending == "negotiated" else 0.0
     if not config.device_memory_bytes:
-        return AgentSettings(options.weights_limit, loan_seconds=loans)
+        return AgentSettings(options.weights_limit, loan_seconds=loans, pool_beat_seconds=beats)
     budget = config.device_memory_bytes - PagePool.SPARE * 2 * half_page
-    return AgentSettings(budget - config.kv_cache_memory_bytes, budget, loan_seconds=loans)
+    return AgentSettings(budget - config.kv_cache_memory_bytes, budget, loan_seconds=loans, pool_beat_seconds=beats)
 
 
 def _alone(

@@ -223,10 +223,12 @@ class ServeOptions:
     lending: str = option(SHIPPED_CLUSTER.lending.mode, group="Cluster", choices=get_args(LendingMode),
         needs=["several devices"],
         help="Whether agents without free pages lend K and V of a running request to another one, which attends to "
-             "them, so that it may be longer than its agent's memory: no (off), or to the agent with the most free "
-             "pages (planned).")
+             "them, so that it may be longer than its agent's memory: no (off); to the agent with the most free pages "
+             "(planned); or to one that a manager of the pool, which knows agents' heartbeats only, recommends and "
+             "that grants it (negotiated).")
     loans: LendingConfig = table_option(LendingConfig, group="Cluster", without=["mode"], needs=["lending"],
-        help="How much an agent lends, up to which load, and how long it may take to attend.")
+        help="How much an agent lends, up to which load, how long it may take to attend, and with negotiated the "
+             "managers of the pool.")
     placement: str = option(SHIPPED_CLUSTER.placement, group="Cluster", needs=["several devices"],
         choices=("auto", "replicate", "partition", "on-demand", "eager"),
         help="Where blocks are first placed: copies of all chains (replicate), one copy cut over all devices "

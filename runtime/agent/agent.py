@@ -78,6 +78,7 @@ from runtime.messages import (
     PageData,
     PageRequest,
     PeerDown,
+    PoolBeat,
     ReadAhead,
     Retract,
     RowsLost,
@@ -331,6 +332,11 @@ class Agent:
 
     def pages(self) -> PageCounts:
         return self._tables.book.counts()
+
+    def beat(self, server: str) -> PoolBeat:
+        """Return a heartbeat to the managers of the pool (IL-10). `server`: the machine it runs on."""
+        counts = self.pages()
+        return PoolBeat(self.device, server, counts.capacity, counts.free, tuple(sorted(self._moves.lent().items())))
 
     def check(self) -> None:
         """Verify that tables and sequences agree. For tests, after every event.

@@ -121,6 +121,12 @@ class AgentCounters:
     loan_recalls: int = _shown("blockzoo:loan_recalls", "Parts of loans that came back while their sequence ran.")
     recalled_pages: int = _shown("blockzoo:recalled_pages", "Pages that came back with them.")
     circles: int = _shown("blockzoo:circles", "Circles of debts among devices that were resolved, or given up.")
+    # What is said with the managers of the pool and the creditors that they recommend (IL-12).
+    pool_queries: int = _shown("blockzoo:pool_queries", "Queries for creditors to the managers of the pool.")
+    pool_offers: int = _shown("blockzoo:pool_offers", "Creditors that these recommended.")
+    pool_grants: int = _shown("blockzoo:pool_grants", "Creditors that took the pages they were asked to take.")
+    pool_denials: int = _shown("blockzoo:pool_denials", "Creditors that refused.")
+    pool_unanswered: int = _shown("blockzoo:pool_unanswered", "Queries without an answer in time.")
     # K and V of sequences that gave way, in host memory (QL-10).
     swapped_out: int = _shown("blockzoo:swapped_out", "Sequences that gave way, with K and V kept in host memory.")
     swapped_in: int = _shown("blockzoo:swapped_in", "Sequences whose K and V came back from host memory.")

@@ -13,6 +13,7 @@ import msgspec
 
 from runtime.chains import Block, Chain, Variant
 from runtime.control.agent_io import Send
+from runtime.control.pool_io import PoolAnswer, PoolCommand
 from runtime.policy.lengths.forecast import LengthForecast
 from runtime.policy.profiles import BlockProfile
 from runtime.policy.slo.plan.problem import GroupPlan, Problem
@@ -77,7 +78,9 @@ class SolvePlan:
     method: PlanMethod
 
 
-SchedulerCommand = SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered | RolesChanged
+SchedulerCommand = (
+    SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered | RolesChanged | PoolCommand
+)
 
 
 class AddRequest(msgspec.Struct, frozen=True, gc=False):
@@ -225,4 +228,5 @@ SchedulerEvent = (
     | WithdrawModel
     | PlanSolved
     | LengthPredicted
+    | PoolAnswer
 )

@@ -10,6 +10,7 @@
     to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed HostWeights   RowsDone RowsLost
                                            LengthsProbed   SpeculationResult HopAssigned   MigrationReady
                                            MigrationFailed   AgentStats
+    to_pool         agent -> pool          PoolBeat
     membership      between drivers        PeerList Shutdown   Heartbeat PeerDisconnected   Rejected   RendezvousKey
                                                                LinkClosed   (state machines never receive these)
 
@@ -62,6 +63,7 @@ from runtime.messages.to_agent import (
     StartMigration,
     UnloadStages,
 )
+from runtime.messages.to_pool import PoolBeat
 from runtime.messages.to_scheduler import (
     AgentHello,
     AgentStats,
@@ -122,6 +124,7 @@ ToDriver = (
     | LinkClosed
     | AttendLoans
     | LoansAttended
+    | PoolBeat
 )
 
 __all__ = [
@@ -153,6 +156,7 @@ __all__ = [
     "PeerDisconnected",
     "PeerDown",
     "PeerList",
+    "PoolBeat",
     "PromptEntry",
     "PromptSave",
     "ReadAhead",

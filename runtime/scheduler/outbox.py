@@ -12,6 +12,7 @@ from typing import Protocol
 
 from runtime.chains import Path, RunAhead, Stage
 from runtime.control.agent_io import Send
+from runtime.control.pool_io import PoolCommand
 from runtime.control.scheduler_io import (
     EmitTokens,
     ModelUpdated,
@@ -129,7 +130,7 @@ class CommandOutbox:
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
-        self._updated: list[ModelUpdated | MoveAnswered | RolesChanged | SolvePlan] = []
+        self._updated: list[ModelUpdated | MoveAnswered | RolesChanged | SolvePlan | PoolCommand] = []
 
     def load(
         self,
@@ -257,6 +258,10 @@ class CommandOutbox:
 
     def solve(self, command: SolvePlan) -> None:
         """Have a plan solved beside the scheduler."""
+        self._updated.append(command)
+
+    def tell_pool(self, command: PoolCommand) -> None:
+        """Send a query or a denial to the managers of the pool."""
         self._updated.append(command)
 
     def flush(self) -> list[SchedulerCommand]:

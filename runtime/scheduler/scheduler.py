@@ -26,6 +26,7 @@ from types import MappingProxyType
 from runtime.chains import Block, Chain, Surrogate
 from runtime.config import ClusterConfig
 from runtime.control.counters import AgentState, Counters
+from runtime.control.pool_io import PoolAnswer
 from runtime.control.scheduler_io import (
     AbortSequence,
     AddRequest,
@@ -123,8 +124,7 @@ class Scheduler:
         measured = () if adaptation.profiles is None else adaptation.profiles.blocks
         estimates = LatencyEstimates({each.block: each for each in measured}, times, config.prefill_chunk)
         router = Router(config, devices, placed, used.reads, estimates)
-        served = {chain.model: chain for chain in chains}
-        out, counters = CommandOutbox(), Counters()
+        served, out, counters = {chain.model: chain for chain in chains}, CommandOutbox(), Counters()
         prompts = SharedPrompts(config, served, devices, out, counters)
         swapping = Swapping(config, devices, out, counters, tell, times, adaptation.profiles, estimates, placed)
         order = deadline_order(config, times)
@@ -149,8 +149,9 @@ class Scheduler:
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
         self.migrations = Migrations(self._state, self._seating, moves)
         self.lending = Lending(self._state, moves.new_number, self._seating.hide, self._prefix_cache.give_way)
-        known = (self.residency, moves, self.lending, self._order)
-        self._admission = Admission(self._state, self._seating, chooser, *known)
+        self._admission = Admission(
+            self._state, self._seating, chooser, self.residency, moves, self.lending, self._order
+        )
         self._roles = RoleChanges(self._state, self._seating)
         self._handoffs = Handoffs(self._state, self._seating, self.migrations)
         onward = (self.migrations.at_rest, self._handoffs.begin, self._handoffs.send_ahead)
@@ -229,6 +230,8 @@ class Scheduler:
                 self._move(event, now)
             case SetRoles():
                 self._roles.change(event, now)
+            case PoolAnswer() if self.lending.talks is not None:
+                self.lending.talks.offered(event, now)
             case LengthPredicted():
                 self._seating.record_forecast(event.seq, event.forecast, now)
             case LengthsProbed():

@@ -30,13 +30,17 @@ def state_document(service: Service) -> dict[str, Any]:
         "waiting": state.waiting,
         "draining": service.gate.closed,
         **totals,
-        **({} if cluster is None else {"cluster": {key: each for key, each in cluster.items() if key != "queue"}}),
+        **({} if cluster is None else {"cluster": {key: cluster[key] for key in cluster.keys() - {"queue", "pool"}}}),
         **_queue(service, None if cluster is None else cluster.get("queue")),
     }
 
 
 def ledger_document(service: Service) -> dict[str, Any]:
-    """Return, for each device, its free pages and those that it lends and borrows (IL-11)."""
+    """Return, for each device, its free pages and those that it lends and borrows (IL-11).
+
+    `instances` is the scheduler's account; `pool` is what each manager of the pool knows, with its age, where there are
+    managers.
+    """
     cluster = service.driver.snapshot()
     devices = [] if cluster is None else cluster["devices"]
     return {
@@ -49,7 +53,31 @@ def ledger_document(service: Service) -> dict[str, Any]:
                 "borrowed": dict(each["borrowed"]),
             }
             for each in devices
-        ]
+        ],
+        **({"pool": [_manager(each) for each in cluster["pool"]]} if cluster is not None and "pool" in cluster else {}),
+    }
+
+
+def _manager(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a manager of the pool knows."""
+    instances = known["instances"]
+    sorted_age = known["sorted_age"]
+    return {
+        "manager": known["manager"],
+        "sorted_age_ms": None if sorted_age is None else sorted_age // 1_000_000,
+        "instances": [
+            {
+                "id": each["id"],
+                "capacity": each["capacity"],
+                "free": each["free"],
+                "room": each["room"],
+                "lent": dict(each["lent"]),
+                "borrowed": {one["id"]: one["lent"][each["id"]] for one in instances if each["id"] in one["lent"]},
+                "age_ms": each["age"] // 1_000_000,
+                "paused": each["paused"],
+            }
+            for each in instances
+        ],
     }
 
 

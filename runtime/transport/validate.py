@@ -31,6 +31,7 @@ from runtime.messages import (
     PageData,
     PageRequest,
     PeerList,
+    PoolBeat,
     PromptEntry,
     ReadAhead,
     RendezvousKey,
@@ -110,6 +111,7 @@ _COUNTS: dict[type[Message], tuple[str, ...]] = {
     LoansAttended: ("number",),
     SendAway: ("lo", "loan", "first", "last"),
     EndLoan: ("loan", "upto"),
+    PoolBeat: ("capacity", "free"),
     PageRequest: ("lo", "hi", "loan"),
     PageData: ("lo", "hi"),
 }
@@ -138,6 +140,7 @@ _SPEAKERS: dict[type[Message], str] = {
             AgentStats,
             Offer,
             Bid,
+            PoolBeat,
         ),
         "device",
     ),
@@ -290,6 +293,10 @@ def _loaded(message: StageReady, arrays: Sequence[Array]) -> bool:
     return not arrays and message.disk >= -1
 
 
+def _beat(message: PoolBeat, arrays: Sequence[Array]) -> bool:
+    return not arrays and all(pages >= 0 for _, pages in message.lent)
+
+
 def _attend(message: AttendLoans, arrays: Sequence[Array]) -> bool:
     """Return whether queries are one array [tokens, heads, head_dim] with the tokens of its rows."""
     query = message.query
@@ -321,4 +328,5 @@ _CHECKS: dict[type[Message], Callable[..., bool]] = {
     RendezvousKey: _meet,
     AttendLoans: _attend,
     LoansAttended: _attended,
+    PoolBeat: _beat,
 }

@@ -82,6 +82,7 @@ class AgentSettings:
         own_lane: Whether stand-ins run on a thread or stream of their own (BL-25).
         direct: How tensors go directly from device to device; None: through host memory (BL-33).
         loan_seconds: Longest wait for attention to K and V on another device; 0: there are no loans (IL-04).
+        pool_beat_seconds: Period of heartbeats to the managers of the pool; 0: there are none (IL-10).
     """
 
     weights: int = 0
@@ -92,6 +93,7 @@ class AgentSettings:
     own_lane: bool = False
     direct: DirectConfig | None = None
     loan_seconds: float = 0.0
+    pool_beat_seconds: float = 0.0
 
 
 class _Severed(Exception):
@@ -144,7 +146,8 @@ class AgentLoop:
         self._welcome = False
         self._stopping = self._ran = False
         self._began: int | None = None
-        self._next_report = 0
+        self._server = settings.server or platform.node()
+        self._next_report = self._next_beat = 0
         self._busy_since: int | None = None
 
     def stop(self) -> None:
@@ -224,7 +227,7 @@ class AgentLoop:
                 engine.page_bytes,
                 settings.weights,
                 self._messenger.address,
-                settings.server or platform.node(),
+                self._server,
                 pid=os.getpid(),
                 activation_cache_bytes=self._agent.inputs,
                 tensor_transport="" if self._directed is None else self._directed.process_group,
@@ -248,7 +251,13 @@ class AgentLoop:
             return max(_SHORTEST, min(_PAUSE, (self._agent.lingers - self._clock()) / 1e9))
         if self._agent.busy or not self._welcome:
             return _PAUSE
-        return max(0.0, min(self._settings.report_seconds, (self._next_report - self._clock()) / 1e9))
+        due = min(self._next_report, self._next_beat) if self._beats else self._next_report
+        return max(0.0, min(self._settings.report_seconds, (due - self._clock()) / 1e9))
+
+    @property
+    def _beats(self) -> bool:
+        """Whether the managers of the pool hear of this agent: it can hold pages for other ones."""
+        return self._settings.pool_beat_seconds > 0 and bool(self._side)
 
     def _receive(self, timeout: float) -> None:
         self._busy_since = None
@@ -284,6 +293,9 @@ class AgentLoop:
             self._next_report = now + int(self._settings.report_seconds * 1e9)
             self._messenger.send(SCHEDULER, self._report())
             self._carry_out(self._agent.starved(now))
+        if self._beats and self._welcome and now >= self._next_beat:
+            self._next_beat = now + int(self._settings.pool_beat_seconds * 1e9)
+            self._messenger.send(SCHEDULER, self._agent.beat(self._server))
 
     def _report(self) -> AgentStats:
         report = self._agent.report()

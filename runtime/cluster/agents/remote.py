@@ -26,6 +26,7 @@ from runtime.messages import (
     Message,
     PeerDisconnected,
     PeerList,
+    PoolBeat,
     Shutdown,
     ToScheduler,
 )
@@ -154,7 +155,7 @@ class RemoteAgents:
             return self._lose(
                 message.peer, message.incarnation, f"{device} has cut it off: {message.reason}", kill=True
             )
-        if isinstance(message, ToScheduler) and message.device == device:
+        if isinstance(message, ToScheduler | PoolBeat) and message.device == device:
             if isinstance(message, AgentStats):
                 self.reports[device] = message
             return [message]

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import zmq
@@ -30,6 +30,7 @@ from runtime.cluster.agents.pool import AgentPool
 from runtime.cluster.agents.remote import RemoteAgents
 from runtime.cluster.driver.base import BaseDriver
 from runtime.cluster.driver.length_thread import LengthMode, LengthThread, Predict
+from runtime.cluster.driver.pool_threads import PoolThreads
 from runtime.cluster.driver.scheduler_loop import TICK, SchedulerLoop
 from runtime.cluster.driver.view import ClusterView
 from runtime.cluster.launch.launcher import AgentLauncher, AgentSlot
@@ -234,8 +235,18 @@ class ClusterDriver(BaseDriver):
         return state if lengths is None else replace(state, counters=lengths.counted(state.counters))
 
     def snapshot(self) -> Mapping[str, Any]:
-        """Return devices, instances, chains and migrations (`scheduler.observe.snapshot`)."""
-        return self.view.snapshot()
+        """Return devices, instances, chains and migrations (`scheduler.observe.snapshot`).
+
+        With managers of the pool, `pool` is what each of them knows.
+        """
+        pool = self._scheduler_loop.pool
+        known = {} if pool is None else {"pool": [asdict(each) for each in pool.pictures()]}
+        return {**self.view.snapshot(), **known}
+
+    @property
+    def pool(self) -> PoolThreads | None:
+        """The managers of the pool; None if there are none."""
+        return self._scheduler_loop.pool
 
     def agents(self) -> tuple[AgentFacts, ...]:
         return self.view.agents()

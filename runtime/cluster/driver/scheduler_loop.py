@@ -19,10 +19,12 @@ from concurrent.futures import Future
 from runtime.cluster.agents.pool import AgentPool
 from runtime.cluster.driver.pending_updates import PendingUpdates
 from runtime.cluster.driver.plan_thread import PlanThread
+from runtime.cluster.driver.pool_threads import PoolThreads
 from runtime.cluster.driver.unavailable_models import UnavailableModel, UnavailableModels, ending, whys
 from runtime.cluster.errors import public
 from runtime.cluster.streams.router import StreamRouter
 from runtime.control.agent_io import Send
+from runtime.control.pool_io import PoolAnswer, PoolDenial, PoolQuery
 from runtime.control.scheduler_io import (
     AbortSequence,
     AddRequest,
@@ -46,7 +48,8 @@ from runtime.control.scheduler_io import (
     WithdrawModel,
 )
 from runtime.control.token_events import refusal_event
-from runtime.messages import Message
+from runtime.lending_config import LendingConfig
+from runtime.messages import Message, PoolBeat
 from runtime.policy.lengths.forecast import LengthForecast
 from runtime.scheduler.observe.replay_log import Handler
 from runtime.scheduler.scheduler import Scheduler
@@ -87,7 +90,8 @@ class SchedulerLoop:
         self._changes, self.unavailable_models = PendingUpdates(), UnavailableModels()
         self._asked: deque[Callable[[int], None]] = deque()
         self._arrivals: deque[SequenceRequest] = deque()
-        self._plans = None if scheduler.plans is None else PlanThread(self._plan_solved)
+        self._plans = None if scheduler.plans is None else PlanThread(self._answered)
+        self.pool = None if scheduler.lending.talks is None else self._pool(scheduler.lending.config)
         self._stopping = False
         self._next_tick = 0
         self._thread = threading.Thread(target=self._run, name="zoo-scheduler", daemon=True)
@@ -95,8 +99,9 @@ class SchedulerLoop:
     # -- any thread ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        if self._plans is not None:
-            self._plans.start()
+        for beside in (self._plans, self.pool):
+            if beside is not None:
+                beside.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -175,8 +180,9 @@ class SchedulerLoop:
             _log.critical("the scheduler's loop has died", exc_info=True)
             reason = f"the scheduler's loop has died: {public(error)}"
         self._asked.clear()
-        if self._plans is not None:
-            self._plans.stop()
+        for beside in (self._plans, self.pool):
+            if beside is not None:
+                beside.stop()
         self._died(reason)
 
     def _turn(self) -> None:
@@ -196,7 +202,10 @@ class SchedulerLoop:
 
     def _handle_events(self, events: Iterable[Message | SchedulerEvent], now: int) -> None:
         for event in events:
-            self._carry_out(self._handle(event, now), now)
+            if isinstance(event, PoolBeat):
+                self._beat(event)
+            else:
+                self._carry_out(self._handle(event, now), now)
 
     def _carry_out(self, commands: Iterable[SchedulerCommand], now: int) -> None:
         """Carry out commands in order.
@@ -213,6 +222,8 @@ class SchedulerLoop:
                 self._changes.answered(command)
             elif isinstance(command, SolvePlan) and self._plans is not None:
                 self._plans.solve(command)
+            elif isinstance(command, PoolQuery | PoolDenial) and self.pool is not None:
+                self.pool.send_command(command)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -247,7 +258,16 @@ class SchedulerLoop:
     def _take_in(self, taken: Sequence[SequenceRequest], now: int) -> None:
         self._handle_events([AddRequest(taken[0]) if len(taken) == 1 else AddRequests(tuple(taken))], now)
 
-    def _plan_solved(self, event: PlanSolved) -> None:
+    def _pool(self, config: LendingConfig) -> PoolThreads:
+        return PoolThreads(config, self._clock, self._answered)
+
+    def _beat(self, beat: PoolBeat) -> None:
+        """Pass an agent's heartbeat to the managers of the pool, past the scheduler."""
+        if self.pool is not None:
+            self.pool.add_beat(beat)
+
+    def _answered(self, event: PlanSolved | PoolAnswer) -> None:
+        """Queue what was worked out beside the scheduler."""
         self.run_soon(lambda now: self._handle_events([event], now))
 
     def _begin(self, event: ServeModel | WithdrawModel, answer: Future[ModelUpdated], now: int) -> None:

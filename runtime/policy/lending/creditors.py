@@ -42,6 +42,15 @@ def candidates(creditors: Iterable[Creditor], busy: float) -> list[Creditor]:
     return sorted(able, key=lambda each: (not each.near, each.decodes, -each.spare, each.device))
 
 
+def refusal(creditor: Creditor, busy: float, pages: int) -> str:
+    """Return why a device does not take so many pages, by its own account alone; empty if it takes them (IL-07)."""
+    if creditor.load >= busy:
+        return "it is busy"
+    if creditor.lent + pages > creditor.most:
+        return "it lends no more"
+    return "" if pages <= creditor.free else "it has no room"
+
+
 def choose(creditors: Iterable[Creditor], busy: float, groups: int, pages: int) -> tuple[str, int] | None:
     """Return which device takes how many of `groups` page sets of `pages` pages each; None if none takes any.
 

@@ -363,7 +363,7 @@ class Admission:
         shared = None if any(devices[name].copies for name in route.devices) else match
         groups = self._state.limits.first_groups(sequence.chain.spec, sequence.tokens, route.weights)
         if self._lending.is_needed(sequence, route.weights) and not self._lending.has_room(
-            sequence, route.weights, groups
+            sequence, route.weights, groups, now
         ):
             return False
         needs = {name: pages * groups - (0 if shared is None else shared.pages(pages)) for name, pages in route.weights}

@@ -7,6 +7,8 @@ allowed; then the sequence of the lowest rank is preempted, at once or when its 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from runtime.scheduler.lending.lending import Lending
 from runtime.scheduler.residency.residency import Residency
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
@@ -39,6 +41,10 @@ class PageRoom:
                     return False
                 self._seating.preempt(victim, now)
         return True
+
+    def may_come(self, starved: Iterable[ScheduledSequence]) -> bool:
+        """Return whether these sequences may get pages although nothing else runs: each asks for a loan again."""
+        return self._lending.asks_soon(starved)
 
     def _victim(self, sequence: ScheduledSequence, device: str) -> ScheduledSequence | None:
         """Return the sequence of the lowest rank behind `sequence` with pages on a device.

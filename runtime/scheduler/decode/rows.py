@@ -312,7 +312,11 @@ class DecodeLoop:
             if sequence.seq in starved:
                 self.go_on(sequence, now)
         self.run_prompts(now)
-        if starved and not any(m.flying or m.waits.held for m in self._state.running.values()):
+        if (
+            starved
+            and not any(m.flying or m.waits.held for m in self._state.running.values())
+            and not self._pages.may_come(starved.values())
+        ):
             running = self._state.running.values()
             paused = [m for m in running if (m.waits.paused is not None or m.waits.skipped) and m.pages.groups]
             self._seating.preempt(max(paused or starved.values(), key=self._state.waiting.rank), now)

@@ -18,7 +18,7 @@ Contract:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from runtime.chains import Hop, Stage
 from runtime.kv.pages import groups_for
@@ -26,6 +26,7 @@ from runtime.messages import MigrationFailed, MigrationReady, SendAway, StartMig
 from runtime.policy.lending.creditors import Creditor, choose
 from runtime.scheduler.lending.circles import Circles
 from runtime.scheduler.lending.loans import Loan, Loans
+from runtime.scheduler.lending.negotiation import LoanWish, Negotiations
 from runtime.scheduler.lending.recalls import Recalls
 from runtime.scheduler.sequences.parts import Weights
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -55,6 +56,9 @@ class Lending:
         self.loans = Loans()
         self.recalls = Recalls(state, self.loans, number, evict, self._go_on)
         self.circles = Circles(state, self.loans, self.recalls)
+        self.config = state.config.lending
+        hooks = (self._creditor, self._grant, self._go_on)
+        self.talks = Negotiations(state, number, *hooks) if self.config.mode == "negotiated" else None
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
@@ -76,12 +80,12 @@ class Lending:
         layers = hop.layers[1] - hop.layers[0]
         # As much as the rest of its context will need, or a share of what is here: each loan costs the sequence a rest.
         coming = groups_for(sequence.spec, sequence.tokens) - sequence.pages.groups
-        found = choose(
-            self._creditors(sequence, device, now),
-            state.config.lending.busy,
-            min(groups, max(-(-pages // layers), coming, int(groups * _AT_LEAST))),
-            layers,
-        )
+        most = min(groups, max(-(-pages // layers), coming, int(groups * _AT_LEAST)))
+        if self.talks is not None:
+            least = min(groups, -(-pages // layers))
+            need = state.devices[device].pages.free + pages
+            return self.talks.begin(LoanWish(sequence, device, hop, need, layers, least, most), now)
+        found = choose(self._creditors(sequence, device, now), self.config.busy, most, layers)
         if found is None:
             return False
         self._start(sequence, hop, found[0], (first, first + found[1]), now)
@@ -93,8 +97,13 @@ class Lending:
         path = [name for name, _ in weights]
         return limits.takes(spec, path) and groups_for(spec, sequence.tokens) > limits.local(weights)
 
-    def has_room(self, sequence: ScheduledSequence, weights: Weights, groups: int) -> bool:
-        """Return whether a path and the devices beside it have pages now for what a sequence needs behind `groups`."""
+    def has_room(self, sequence: ScheduledSequence, weights: Weights, groups: int, now: int) -> bool:
+        """Return whether a path and the devices beside it have pages now for what a sequence needs behind `groups`.
+
+        A sequence that has searched for creditors in vain waits until it may ask again.
+        """
+        if self.talks is not None and self.talks.rests(sequence, now):
+            return False
         devices, on_path = self._state.devices, {name for name, _ in weights}
         pages = (groups_for(sequence.chain.spec, sequence.tokens) - groups) * sum(each for _, each in weights)
         free = sum(devices[name].pages.free - each * groups for name, each in weights)
@@ -102,10 +111,16 @@ class Lending:
         return pages <= self._state.limits.spare(names, self.loans.lent()) + max(0, free)
 
     def review(self, now: int) -> None:
-        """Bring pages back: those that fit, and those of circles of debts."""
+        """Bring pages back: those that fit, and those of circles of debts; end queries without an answer."""
+        if self.talks is not None:
+            self.talks.review(now)
         if len(self.loans):
             self.recalls.review(now)
             self.circles.review(now)
+
+    def asks_soon(self, sequences: Iterable[ScheduledSequence]) -> bool:
+        """Return whether each of these is about to ask for a loan again, and keeps its pages meanwhile."""
+        return self.talks is not None and all(map(self.talks.asks_soon, sequences))
 
     def debtors(self, device: str) -> list[ScheduledSequence]:
         """Return the sequences with standing loans on a device."""
@@ -128,6 +143,8 @@ class Lending:
             counters.loan_pages += loan.pages
             counters.loan_bytes += event.nbytes
             counters.loan_ns += now - loan.began
+            if self.talks is not None:
+                self.talks.granted(sequence, now)
             self._trace("kv.lend", loan, now)
             self._go_on(sequence)
         return True
@@ -139,6 +156,10 @@ class Lending:
             return self.recalls.refused(event, now)
         self._paused[loan.creditor] = now + _PAUSE
         self._drop_loan(loan, event.reason, now)
+        if self.talks is None:
+            self._go_on(loan.sequence)
+        else:
+            self.talks.denied(loan.sequence, event.reason, now)
         return True
 
     # -- ends ----------------------------------------------------------------------------------------------------------
@@ -146,6 +167,8 @@ class Lending:
     def leaving(self, sequence: ScheduledSequence) -> None:
         """End all loans of a sequence that leaves its path, before its pages are given back."""
         self.recalls.leaving(sequence)
+        if self.talks is not None:
+            self.talks.remove_sequence(sequence)
         for loan in list(self.loans.of_sequence(sequence)):
             if not loan.standing:
                 self._release(loan)
@@ -166,6 +189,9 @@ class Lending:
             elif self._state.devices.alive(loan.creditor):
                 self._state.out.close(loan.creditor, sequence.seq, sequence.epoch)
             self._drop_loan(loan, why, now)
+            if self.talks is not None:
+                self.talks.unheard(sequence, why, now)
+            self._go_on(sequence)
 
     def targets(self, sequence: ScheduledSequence) -> tuple[str, ...]:
         """Return the devices of which an answer is awaited."""
@@ -182,6 +208,8 @@ class Lending:
                 raise RuntimeError(f"loan {loan.number} is of a sequence that does not run, or knows nothing of it")
             if not loan.standing and not (sequence.waits.held and sequence.waits.move == loan.number):
                 raise RuntimeError(f"loan {loan.number} is on its way, and its sequence does not rest")
+        if self.talks is not None:
+            self.talks.check()
         for device, pages in self.loans.lent().items():
             if pages > self._state.limits.most(device):
                 raise RuntimeError(f"{device} lends {pages} pages, of {self._state.limits.most(device)}")
@@ -203,24 +231,37 @@ class Lending:
         return hops[0] if len(hops) == 1 else None
 
     def _creditors(self, sequence: ScheduledSequence, debtor: str, now: int) -> list[Creditor]:
-        state, lent = self._state, self.loans.lent()
-        near, places = state.devices[debtor].facts.server, state.config.max_num_seqs
-        return [
-            Creditor(
-                each.name,
-                each.pages.free,
-                lent[each.name],
-                state.limits.most(each.name),
-                each.passing.expected / places,
-                each.facts.server == near,
-                state.devices.roles[each.name].decodes,
-            )
-            for each in state.devices
-            if each.alive
-            and each.lends
-            and each.name not in sequence.place.devices
-            and self._paused.get(each.name, 0) <= now
-        ]
+        able = (each.name for each in self._state.devices if self._paused.get(each.name, 0) <= now)
+        lent = self.loans.lent()
+        found = (self._creditor(sequence, debtor, name, lent) for name in able)
+        return [each for each in found if each is not None]
+
+    def _creditor(
+        self, sequence: ScheduledSequence, debtor: str, name: str, lent: Mapping[str, int] | None = None
+    ) -> Creditor | None:
+        """Return a device's own account as a creditor; None if it can be none of this sequence."""
+        state, each = self._state, self._state.devices.get(name)
+        if each is None or not each.alive or not each.lends or name in sequence.place.devices:
+            return None
+        return Creditor(
+            name,
+            each.pages.free,
+            (self.loans.lent() if lent is None else lent)[name],
+            state.limits.most(name),
+            each.passing.expected / state.config.max_num_seqs,
+            each.facts.server == state.devices[debtor].facts.server,
+            state.devices.roles[name].decodes,
+        )
+
+    def _grant(self, wish: LoanWish, creditor: str, groups: int, now: int) -> int:
+        """Start the loan of a sequence that a creditor grants; return its number, 0 if it has nothing to lend now."""
+        sequence = wish.sequence
+        first, last = self._state.page_accounting.lendable(sequence.pages.holding, wish.device)
+        groups = min(groups, min(last, sequence.computed // sequence.spec.page_tokens) - first)
+        if groups < 1:
+            return 0
+        self._start(sequence, wish.hop, creditor, (first, first + groups), now)
+        return sequence.waits.move
 
     def _start(self, sequence: ScheduledSequence, hop: Hop, creditor: str, groups: tuple[int, int], now: int) -> None:
         state, width = self._state, sequence.spec.page_tokens
@@ -254,7 +295,7 @@ class Lending:
             self._state.changed = True
 
     def _drop_loan(self, loan: Loan, why: str, now: int) -> None:
-        """Forget a loan on its way; its sequence goes on as if it had not been asked for."""
+        """Forget a loan on its way, as if it had not been asked for; its sequence still rests."""
         sequence = loan.sequence
         if not loan.standing:
             self._release(loan)
@@ -262,7 +303,6 @@ class Lending:
         sequence.lenders = frozenset(each.creditor for each in self.loans.of_sequence(sequence))
         self._state.counters.loans_refused += 1
         self._trace("kv.lend.none", loan, now, why=why)
-        self._go_on(sequence)
 
     def _go_on(self, sequence: ScheduledSequence) -> None:
         sequence.hold(False)

@@ -18,7 +18,7 @@ from runtime.control.scheduler_io import AddRequest, PauseSequence, ResumeSequen
 from runtime.decode_config import DecodeConfig
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
-from runtime.lending_config import LendingConfig
+from runtime.lending_config import LendingConfig, LendingMode
 from runtime.role_config import RoleName
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve
@@ -53,6 +53,7 @@ class Anything(Changing):
     apart: bool = False
     #: Whether devices lend pages; then no hop is predicted or offered, and nothing is ordered by deadline.
     lends: bool = False
+    mode: LendingMode = "planned"
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
@@ -79,7 +80,7 @@ class Anything(Changing):
         if self.apart:
             self.config = _with_roles(self.config, random.Random(f"{self.seed} roles"))
         if self.lends:
-            self.config = _with_loans(self.config, random.Random(f"{self.seed} loans"))
+            self.config = _with_loans(self.config, random.Random(f"{self.seed} loans"), self.mode)
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
         self.costs = lambda plan: rng.choice((MS // 4, MS, 2 * MS))
         if rng.random() < 0.3:
@@ -206,11 +207,12 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     return replace(config, roles=roles, order=order, dispatch="placed", speculation=SpeculationConfig(), decode=decode)
 
 
-def _with_loans(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
+def _with_loans(config: ClusterConfig, rng: random.Random, mode: LendingMode) -> ClusterConfig:
     order = config.order if config.order.plan == "fcfs" else OrderConfig()
     lending = LendingConfig(
-        "planned", rng.choice((0.3, 0.9, 1.0)), rng.choice((0.02, 1.0)), recall=rng.choice((0.0, 0.25, 1.0)),
-        reclaim=rng.random() < 0.5, circle_pages=rng.choice((0, 2)),
+        mode, rng.choice((0.3, 0.9, 1.0)), rng.choice((0.02, 1.0)), recall=rng.choice((0.0, 0.25, 1.0)),
+        reclaim=rng.random() < 0.5, circle_pages=rng.choice((0, 2)), beat_ms=10, gone_ms=100,
+        managers=rng.choice((1, 3)),
     )  # fmt: skip
     return replace(config, order=order, dispatch="placed", speculation=SpeculationConfig(), lending=lending)
 

@@ -31,6 +31,7 @@ from runtime.messages import (
     PageData,
     PageRequest,
     PeerList,
+    PoolBeat,
     ReadAhead,
     RendezvousKey,
     Retract,
@@ -119,6 +120,7 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (RendezvousKey(True, "store/0/0", b"\0\1"), ()),
     (LinkClosed(False, "it has not come"), ()),
     (Heartbeat(12), ()),
+    (PoolBeat("x", "here", 60, 20, (("y", 9), ("z", 12))), ()),
 ]
 
 
@@ -342,6 +344,8 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(RendezvousKey(True, "k" * 201, b"x"), []),
         lying(RendezvousKey(True, "k", bytes((1 << 16) + 1)), []),
         lying(LinkClosed(True, "no"), [("uint8", (1,))], b"x"),
+        lying(PoolBeat("x", "", 60, -1), []),
+        lying(PoolBeat("x", "", 60, 20, (("y", -9),)), []),
         announced(ROWS, [("float32", (3, 2)), ("float32", (1, 2))], bytes(24), bytes(8)),
         announced(ROWS, [("float32", (3, 2))]),
         announced(ROWS, [("float32", (4, 2))], ticket=-1),
@@ -352,7 +356,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         announced(Heartbeat(1), []),
         announced(PageData(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
     ],
-    ids=range(79),
+    ids=range(81),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):
