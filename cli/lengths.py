@@ -181,7 +181,7 @@ def answers_of(
         requests = [
             request
             for at, each in enumerate(asked)
-            if (request := _request(model, f"l{at}", each, {**settings, "seed": seed + at})) is not None
+            if (request := request_of(model, f"l{at}", each, {**settings, "seed": seed + at})) is not None
         ]
         if not requests:
             raise InputError(f"no prompt leaves room for answers of {limit} tokens: give a lower --max-tokens")
@@ -196,7 +196,7 @@ def answers_of(
     return limit, widths, [LengthExample(request.prompt, made[request.seq]) for request in requests]
 
 
-def _request(
+def request_of(
     model: ServedModel, name: str, asked: list[dict[str, str]] | str, settings: dict[str, Any]
 ) -> SequenceRequest | None:
     """Return a request as the server makes it; None if its prompt leaves no room for the longest answer."""

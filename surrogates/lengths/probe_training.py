@@ -15,7 +15,7 @@ from surrogates.lengths.probe import LengthProbe
 from surrogates.lengths.training import LengthExample, require_enough, scores_only
 
 #: Weight of the squared weights in the loss, and most passes over the examples.
-DECAY, _PASSES = 0.05, 150
+DECAY, _PASSES = 0.5, 150
 
 
 @dataclass(frozen=True, slots=True)
