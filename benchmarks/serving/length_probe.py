@@ -31,7 +31,7 @@ from zoo.api import Zoo
 from zoo.errors import InputError
 
 
-class Forecasts:
+class TracedMasses:
     """Forecasts in a trace: masses of the buckets, by sequence."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ def measured(zoo: Zoo, model: str, args: argparse.Namespace) -> dict[str, Any]:
     if document is None:
         raise InputError(f"{name} has no length probe: `zoo lengths {name} --kind probe` makes one")
     options = ServeOptions(agents=args.agents, lengths="probe", decode_admission="peak")
-    source, trace = ZooSource(zoo), Forecasts()
+    source, trace = ZooSource(zoo), TracedMasses()
     source.read_tokenizers((name,))
     with start_driver(zoo, options, choose(zoo, [name]), trace=trace) as driver:
         served = source.served(driver.models()[0])

@@ -23,14 +23,15 @@ from benchmarks.reports import deliver
 from cli.lengths import answers_of
 from surgery.models.load import load_model
 from surgery.tensors.pool import stored_tensor
-from surrogates.lengths.buckets import score
+from surrogates.lengths.buckets import edges_of, score
+from surrogates.lengths.probe_training import fitted
 from surrogates.lengths.prompts import questions_by_kind
 from surrogates.lengths.storing import embedding_of
 from surrogates.lengths.training import LengthExample, LengthTraining, train_apart
 from zoo.api import Zoo
 
 #: Weights of the squared weights in the probe's loss.
-_DECAYS = (0.01, 0.05, 0.2)
+_DECAYS = (0.05, 0.2, 0.5)
 
 
 @torch.inference_mode()
@@ -44,25 +45,6 @@ def last_states(model: Any, prompts: Sequence[Sequence[int]], layers: Sequence[i
     return {layer: torch.stack(some) for layer, some in rows.items()}
 
 
-def probed(states: torch.Tensor, buckets: torch.Tensor, learned: torch.Tensor, decay: float) -> list[list[float]]:
-    """Return the probability of each bucket for the answers that were not learned from."""
-    scaled = (states - states[learned].mean(0)) / (states[learned].std(0) + 1e-6)
-    torch.manual_seed(0)
-    probe = torch.nn.Linear(states.shape[1], int(buckets.max()) + 1)
-    optimizer = torch.optim.LBFGS(probe.parameters(), max_iter=150)
-
-    def loss() -> torch.Tensor:
-        optimizer.zero_grad()
-        lost = torch.nn.functional.cross_entropy(probe(scaled[learned]), buckets[learned])
-        lost = lost + decay * probe.weight.pow(2).sum() / 2
-        lost.backward()
-        return lost
-
-    optimizer.step(loss)  # type: ignore[arg-type]
-    found: list[list[float]] = torch.softmax(probe(scaled[~learned]), dim=-1).tolist()
-    return found
-
-
 def measured(zoo: Zoo, model: str, args: argparse.Namespace) -> dict[str, Any]:
     """Return the means of all turns."""
     manifest = zoo.model(model).manifest
@@ -72,11 +54,10 @@ def measured(zoo: Zoo, model: str, args: argparse.Namespace) -> dict[str, Any]:
     if len(examples) != len(kinds):
         raise RuntimeError("some questions leave no room for an answer: give a lower --max-tokens")
     kind = list(kinds.values())
-    finest, last = widths[0], limit // widths[0]
+    finest = widths[0]
     layers = [int(each) for each in args.layers.split(",")]
     embedding = stored_tensor(zoo.store, embedding_of(manifest).digest)
     states = last_states(load_model(zoo.store, manifest, dtype="float32"), [each.prompt for each in examples], layers)
-    buckets = torch.tensor([min(each.length // finest, last) for each in examples])
     found: dict[str, dict[int, list[float]]] = {}
 
     def record(name: str, width: int, value: float) -> None:
@@ -93,7 +74,8 @@ def measured(zoo: Zoo, model: str, args: argparse.Namespace) -> dict[str, Any]:
             record("majority", width, each.majority)
         for layer in layers:
             for decay in _DECAYS:
-                masses = probed(states[layer], buckets, learned, decay)
+                probe = fitted(states[layer][learned], before, layer, edges_of(finest, limit), decay)
+                masses = probe.masses(states[layer][~learned]).tolist()
                 for width in widths:
                     name = f"probe behind {layer}, {decay}"
                     record(name, width, score(masses, lengths, before, finest, width).accuracy)

@@ -4,7 +4,7 @@
 
 All questions are conditional on the tokens made so far: an answer that has 250 tokens is in bucket 1 or 2. Within a
 bucket all lengths are equally likely. An answer that outlives all buckets with mass is in the one where it is (TI-22).
-Pure.
+What is forecast to be longer than the answer's limit is as long as the limit. Pure.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ class LengthForecast:
 
         The paper's choice for its reservation rules, clamped: the lower end of bucket 0 is 0 there.
         """
-        parts = self._parts(made, limit)
-        best = max(parts, key=lambda part: part.mass)
-        return best.low
+        best = max(self._remaining(made, limit), key=lambda part: part.mass)
+        return min(best.low, max(limit, made + 1))
 
     def mean(self, made: int, limit: int) -> float:
         """Return the mean length after `made` tokens."""
@@ -78,14 +77,18 @@ class LengthForecast:
         return parts[-1].high
 
     def _parts(self, made: int, limit: int) -> list[_Part]:
-        """Return what is left of the buckets with mass above `made` and up to `limit`; never nothing."""
+        """Return what is left of the buckets with mass above `made`, longer lengths as `limit`; never nothing."""
+        return [piece for part in self._remaining(made, limit) for piece in _capped(part, max(limit, made + 1))]
+
+    def _remaining(self, made: int, limit: int) -> list[_Part]:
+        """Return what is left of the buckets with mass above `made`; never nothing."""
         limit = max(limit, made + 1)
-        found = [part for part in self._buckets(limit) if part.mass and part.high > made and part.low <= limit]
+        found = [_cut(part, made + 1) for part in self._buckets(limit) if part.mass and part.high > made]
         if not found:
             at = bisect_right(self.edges, made + 1) - 1
             end = self.edges[at + 1] - 1 if at + 1 < len(self.edges) else limit
             return [_Part(min(made + 1, limit), max(min(end, limit), made + 1), 1.0)]
-        return [_cut(part, made + 1, limit) for part in found]
+        return found
 
     def _buckets(self, limit: int) -> Iterator[_Part]:
         for at, (low, mass) in enumerate(zip(self.edges, self.mass, strict=True)):
@@ -93,8 +96,16 @@ class LengthForecast:
             yield _Part(max(low, 1), max(high, 1), mass)
 
 
-def _cut(part: _Part, first: int, last: int) -> _Part:
-    """Return the part of a bucket from `first` on, with its share of the mass; longer lengths become `last`."""
+def _cut(part: _Part, first: int) -> _Part:
+    """Return the part of a bucket from `first` on, with its share of the mass."""
     low = max(part.low, first)
-    share = (part.high - low + 1) / (part.high - part.low + 1)
-    return _Part(min(low, last), min(part.high, last), part.mass * share)
+    return _Part(low, part.high, part.mass * (part.high - low + 1) / (part.high - part.low + 1))
+
+
+def _capped(part: _Part, last: int) -> Iterator[_Part]:
+    """Yield a part up to `last`, and what is longer as that long."""
+    each = part.mass / (part.high - part.low + 1)
+    if part.low <= last:
+        yield _Part(part.low, min(part.high, last), each * (min(part.high, last) - part.low + 1))
+    if part.high > last:
+        yield _Part(last, last, each * (part.high - max(part.low - 1, last)))

@@ -17,7 +17,7 @@ def lengths(forecast: LengthForecast, made: int, limit: int) -> dict[int, float]
         end = forecast.edges[at + 1] if at + 1 < len(forecast.edges) else last + 1
         some = range(max(low, 1), max(end, 2))
         for length in some:
-            if length > made and low <= limit:
+            if length > made:
                 found[min(length, limit)] = found.get(min(length, limit), 0.0) + mass / len(some)
     whole = sum(found.values())
     return {length: mass / whole for length, mass in found.items()} if whole else {}
@@ -30,7 +30,7 @@ def test_means_and_quantiles_equal_those_of_the_lengths_themselves() -> None:
         mass = tuple(draw.choice((0.0, draw.random())) for _ in edges)
         if not sum(mass):
             continue
-        forecast, limit = LengthForecast(edges, mass), draw.randrange(max(edges), 90)
+        forecast, limit = LengthForecast(edges, mass), draw.randrange(1, 90)
         made = draw.randrange(limit)
         known = lengths(forecast, made, limit)
         if not known:
@@ -60,6 +60,13 @@ def test_what_outlives_its_forecast_is_in_the_bucket_where_it_is() -> None:
     assert forecast.quantile(0.5, 399, 1000) == 400 + 300
     assert forecast.mean(999, 1000) == 1000
     assert forecast.quantile(0.9, 1000, 1000) == 1001  # above what there is, never nothing
+
+
+def test_what_is_forecast_to_be_longer_than_the_limit_is_as_long_as_the_limit() -> None:
+    forecast = LengthForecast((0, 20, 40), (0.1, 0.0, 0.9))
+    assert forecast.lower(0, 10) == 10 and forecast.quantile(0.5, 0, 10) == 10
+    assert forecast.mean(0, 10) == pytest.approx(0.9 * 10 + 0.1 * (10 * 10 + 45) / 19)
+    assert forecast.lower(0, 45) == 40, "the bucket begins there, though most of it is above the limit"
 
 
 @pytest.mark.parametrize(
