@@ -335,8 +335,10 @@ class Agent:
 
     def beat(self, server: str) -> PoolBeat:
         """Return a heartbeat to the managers of the pool (IL-10). `server`: the machine it runs on."""
-        counts = self.pages()
-        return PoolBeat(self.device, server, counts.capacity, counts.free, tuple(sorted(self._moves.lent().items())))
+        counts, lent = self.pages(), Counter[str]()
+        for debtor, pages in self._moves.lent():
+            lent[debtor] += pages
+        return PoolBeat(self.device, server, counts.capacity, counts.free, tuple(sorted(lent.items())))
 
     def check(self) -> None:
         """Verify that tables and sequences agree. For tests, after every event.

@@ -149,9 +149,8 @@ class Scheduler:
         chooser = VariantChooser(self._state, adaptation.limits, estimates)
         self.migrations = Migrations(self._state, self._seating, moves)
         self.lending = Lending(self._state, moves.new_number, self._seating.hide, self._prefix_cache.give_way)
-        self._admission = Admission(
-            self._state, self._seating, chooser, self.residency, moves, self.lending, self._order
-        )
+        known = (self.residency, moves, self.lending, self._order)
+        self._admission = Admission(self._state, self._seating, chooser, *known)
         self._roles = RoleChanges(self._state, self._seating)
         self._handoffs = Handoffs(self._state, self._seating, self.migrations)
         onward = (self.migrations.at_rest, self._handoffs.begin, self._handoffs.send_ahead)
@@ -369,16 +368,10 @@ class Scheduler:
 
     def movers(self, device: str) -> list[Mover]:
         """Return the running sequences that have pages on a device and could move, for `policy.migration.order`."""
-        running = (
-            sequence
-            for sequence in self._state.running.values()
-            if device in sequence.place.devices and not sequence.waits.move
-        )
-        groups = ((sequence, sequence.computed // sequence.spec.page_tokens) for sequence in running)
-        return [
-            self._state.page_accounting.mover(sequence.seq, sequence.pages.holding, count, device)
-            for sequence, count in groups
-        ]
+        running, mover = self._state.running.values(), self._state.page_accounting.mover
+        able = (each for each in running if device in each.place.devices and not each.waits.move)
+        groups = ((each, each.computed // each.spec.page_tokens) for each in able)
+        return [mover(each.seq, each.pages.holding, count, device) for each, count in groups]
 
     def stay(self, device: str) -> list[Mover]:
         """Return the cached prefixes with their pages on a device, as holders that do not move

@@ -21,8 +21,7 @@ How pages travel, and when a migration pays off, is decided elsewhere.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.activation_fetch import ActivationFetch
@@ -89,13 +88,10 @@ class IncomingMigrations:
         """Return the sequences that migrate to this device."""
         return {each.order.seq for each in self._incoming.values()} | {seq for seq, _ in self._adopted}
 
-    def lent(self) -> Mapping[str, int]:
-        """Return the pages that are held for other devices, those on their way included, by debtor (IL-11)."""
-        pages: Counter[str] = Counter()
-        for each in self._incoming.values():
-            if each.order.loan:
-                pages[each.order.source] += self._tables.book.pages_of(each.key)
-        return pages
+    def lent(self) -> Iterator[tuple[str, int]]:
+        """Yield the pages that are held for other devices, those on their way included, with the debtor (IL-11)."""
+        loans = (each for each in self._incoming.values() if each.order.loan)
+        return ((each.order.source, self._tables.book.pages_of(each.key)) for each in loans)
 
     def take_rows(self) -> list[QueuedRow]:
         """Return the rows that recompute, for the queue; each is returned once."""
