@@ -14,7 +14,7 @@ COUNTED = (
     "preemptions", "evictions", "resumed_tokens", "swapped_tokens", "speculations", "speculation_hits",
     "speculation_misses", "speculations_ended", "moves", "moves_aborted", "copied", "recomputed", "moved_bytes",
     "handoffs", "handoff_transfers", "local_prefills", "role_changes", "loans", "loans_refused", "loan_pages",
-    "loan_bytes",
+    "loan_bytes", "loan_recalls", "recalled_pages", "circles",
 )  # fmt: skip
 
 

@@ -43,6 +43,8 @@ class PagesAway:
         for name in plan.released:
             self._gone.pop(name, None)
         for each in plan.place_changes:
+            if each.seq in plan.released:  # closed since, and maybe opened again
+                continue
             left = with_change(self._gone.get(each.seq, ()), each)
             self._gone[each.seq] = left
             if not left:

@@ -9,6 +9,7 @@ from benchmarks.simulated.infinite import datasets
 from benchmarks.simulated.infinite.attention import in_parts, lines, remote
 from benchmarks.simulated.infinite.contexts import batch_rate
 from benchmarks.simulated.infinite.migration import HOLDS, PROMPT, SETUP, outgrown, usable
+from benchmarks.simulated.infinite.over_time import timed
 from benchmarks.simulated.infinite.setups import LONG, SETUPS, START, SYSTEMS, Setup, dataset
 from runtime.sim.experiments.run import assemble, play
 from runtime.sim.models.shapes import SHAPES
@@ -103,3 +104,9 @@ def test_figure_12_pulling_grows_with_what_is_lent() -> None:
         assert near.pulled < near.remote, "for a few tokens latency decides"
         assert far.pulled > 4 * far.remote
     assert len(list(lines())) == 11
+
+
+def test_figure_10_circles_are_resolved_where_that_is_on() -> None:
+    stay, resolved = (timed(policy, 18, 0.3, 2) for policy in ("circles stay", "circles resolved"))
+    assert stay.circles == stay.recalled == 0 and resolved.circles > 0 < resolved.recalled
+    assert len(stay.rates) == 2 and min(*stay.rates, *resolved.rates) > 0

@@ -119,6 +119,12 @@ def test_tokens_are_here_again_once_their_sequence_is_over(rig: Rig) -> None:
     assert rig.step("s0g0", [row(70_000)], over=("a",)) == before
 
 
+def test_a_change_of_a_table_that_is_closed_since_is_not_of_the_next_one(rig: Rig) -> None:
+    """A sequence that gives way behind its loan, and runs again: one plan has all three."""
+    before = rig.step("s0g0", [row(70_000, seq="b")])
+    assert rig.step("s0g0", [row(70_000)], [lent(0, 60_000)], over=("a",)) == before
+
+
 def test_a_creditor_ends_its_step_later_and_does_one_thing_at_a_time(rig: Rig) -> None:
     idle, busy = rig.nodes["s0g2"], rig.nodes["s0g1"]
     busy.stepping["all"] = 5_000
