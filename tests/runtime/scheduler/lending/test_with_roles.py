@@ -1,4 +1,4 @@
-"""Loans where prompts and decoding are apart: answers borrow, devices for prompts lend first, roles change (6.6)."""
+"""Loans where prompts and decoding are apart: answers borrow, devices for prompts lend first, roles change."""
 
 from __future__ import annotations
 

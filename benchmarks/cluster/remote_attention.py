@@ -1,0 +1,213 @@
+"""Measure attention to a context of which another process holds half, beside one process that has all of it (IL-27).
+
+    python -m benchmarks.cluster.remote_attention [--context 32768] [--kv-heads 8 2] [--layers 32] [--rounds 11]
+        [--dtype bfloat16] [--output FILE]
+
+One decoding row of 32 heads of 64 values, native kernels. Two processes of one thread each, joined by the agents' side
+link, as served: the debtor sends its query, attends to its half meanwhile, and merges. Beside them, in turns, one
+process of two threads that has all of the context.
+
+- `layer_ms`: time of a layer, two processes and one; medians of rounds of so many layers. The round trips are in it.
+- `ratio`: their quotient in each round; median, least, most.
+- `round_trip_ms`: of a query to 16 lent tokens, median and 95 %.
+- `error`: largest difference of both results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.reports import deliver
+from runtime.chains import Array
+from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideServer, side_messengers
+from runtime.config import EngineConfig
+from runtime.engine.attention.away import AwayAttention
+from runtime.engine.attention.interface import AttentionSettings, Tokens
+from runtime.engine.attention.lent import LentPages
+from runtime.engine.kernels.paged_attention import native_attention
+from runtime.engine.models.registry import kernels_for
+from runtime.engine.step.context import AwayRow, PagedMaker, PagedMetadata, RowSpan
+from runtime.engine.tensors.convert import array_of
+from runtime.kv.pool import Geometry, PagePool
+from runtime.loans import LoanLink, LoanQuery
+from runtime.types import SentAway
+
+_HEADS, _WIDTH, _PAGE = 32, 64, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is measured. `layers`: in a round."""
+
+    context: int
+    kv_heads: int
+    dtype: str
+    layers: int
+
+    @property
+    def groups(self) -> int:
+        return self.context // _PAGE
+
+    def values(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return K and V [context, kv_heads, width] and the query, the same in each process."""
+        made, dtype = torch.Generator().manual_seed(0), getattr(torch, self.dtype)
+        k, v = (torch.randn(self.context, self.kv_heads, _WIDTH, generator=made).to(dtype) for _ in range(2))
+        return k, v, torch.randn(1, _HEADS, _WIDTH, generator=made).to(dtype)
+
+
+class Held:
+    """Page sets [first, last) of the context in this process, on pages in a random order."""
+
+    def __init__(self, shape: Shape, first: int, last: int) -> None:
+        kernels = kernels_for(EngineConfig())
+        if kernels is None:
+            raise RuntimeError("there are no native kernels on this machine")
+        self.make: PagedMaker = native_attention(kernels)
+        k, v, query = shape.values()
+        half = _PAGE * shape.kv_heads * _WIDTH * k.element_size()
+        self.pool, self.pages = PagePool(2 * half * (last - first), half), torch.randperm(last - first)
+        at = torch.arange((last - first) * _PAGE)
+        mine = slice(first * _PAGE, last * _PAGE)
+        geometry = Geometry(shape.kv_heads, _WIDTH, k.dtype)
+        self.pool.view(geometry, _PAGE).write(self.pages[at // _PAGE], at % _PAGE, k[mine], v[mine])
+        none = torch.empty(0, shape.kv_heads, _WIDTH, dtype=k.dtype)
+        self.now, self._first, self._shape = Tokens(query, none, none, AttentionSettings()), first, shape
+
+    def paging(self, away: Sequence[SentAway]) -> PagedMetadata:
+        """Return the paging of the last token of the context. `away`: what is not here."""
+        tables = torch.full((1, 1, self._shape.groups), self.pool.padding)
+        tables[0, 0, self._first : self._first + len(self.pages)] = self.pages
+        empty = torch.empty(0, dtype=torch.int64)
+        return PagedMetadata(
+            self.pool, _PAGE, None, (RowSpan(0, 1, self._shape.context - 1),), tables,
+            torch.tensor([self._shape.context]), empty.view(1, 0), empty, None,
+            (AwayRow(0, 0, tuple(away)),) if away else (),
+        )  # fmt: skip
+
+
+class Lender:
+    """The engine of a creditor, as far as the side link needs it."""
+
+    def __init__(self, held: Held) -> None:
+        self._lent = LentPages(held.make, held.pool.second_lane(), torch.device("cpu"))
+        groups = held.pages.view(-1, 1).tolist()
+        self._lent.hold_loan(1, groups, len(groups) * _PAGE)
+        self._lent.hold_loan(2, groups[:1], _PAGE)
+
+    def borrow(self, link: LoanLink) -> None: ...
+
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None: ...
+
+    def drop_loan(self, loan: int) -> None: ...
+
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        return self._lent.attend(query, arrays)
+
+
+def lend(post: Connection, folder: str, shape: Shape) -> None:
+    """Hold the first half of the context until anything comes."""
+    torch.set_num_threads(1)
+    lender = Lender(Held(shape, 0, shape.groups // 2))
+    messenger, client = side_messengers("d1", 1, f"ipc://{folder}/d1", None, None)
+    peers = SidePeers()
+    peers.update({"d0": (1, "")})
+    server = SideServer(lender, messenger, peers)
+    post.send(server.address)
+    post.recv()
+    server.close()
+    client.close()
+
+
+def attend_alone(post: Connection, shape: Shape) -> None:
+    """Attend to all of the context with two threads, a round for each message, until None comes."""
+    torch.set_num_threads(2)
+    held = Held(shape, 0, shape.groups)
+    backend, out = held.make(held.paging(())), torch.zeros(1, _HEADS, _WIDTH, dtype=held.now.query.dtype)
+    while post.recv() is not None:
+        begin = time.perf_counter()
+        for _ in range(shape.layers):
+            backend.decode(0, held.now, out)
+        post.send((time.perf_counter() - begin, out.float().tolist()))
+
+
+def measure(shape: Shape, rounds: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    spawn = multiprocessing.get_context("spawn")
+    (lender, theirs), (alone, its) = spawn.Pipe(), spawn.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        children = [
+            spawn.Process(target=lend, args=(theirs, folder, shape), daemon=True),
+            spawn.Process(target=attend_alone, args=(its, shape), daemon=True),
+        ]
+        for child in children:
+            child.start()
+        peers = SidePeers()
+        peers.update({"d1": (1, lender.recv())})
+        server, messenger = side_messengers("d0", 1, f"ipc://{folder}/d0", None, None)
+        link = SideClient(messenger, peers, 30.0)
+        held, half = Held(shape, shape.groups // 2, shape.groups), shape.context // 2
+        out = torch.zeros(1, _HEADS, _WIDTH, dtype=held.now.query.dtype)
+        pairs, error = list[tuple[float, float]](), 0.0
+        for turn in range(rounds + 1):
+            begin = time.perf_counter()
+            for _ in range(shape.layers):
+                AwayAttention(held.make, held.paging([SentAway("s", "d1", 1, 0, half)]), link).decode(0, held.now, out)
+            mine = time.perf_counter() - begin
+            alone.send(turn)
+            other, whole = alone.recv()
+            error = max(error, float((out.float() - torch.tensor(whole)).abs().max()))
+            pairs += [(mine, other)] if turn else []
+        trips = sorted(_round_trip(shape, link, held.now.query) for _ in range(2000))
+        for post in (lender, alone):
+            post.send(None)
+        for child in children:
+            child.join()
+        link.close()
+        server.close()
+    ratios = [mine / other for mine, other in pairs]
+    layer = [round(1e3 * statistics.median(each) / shape.layers, 4) for each in zip(*pairs, strict=True)]
+    return {
+        "kv_heads": shape.kv_heads, "dtype": shape.dtype, "layer_ms": layer,
+        "ratio": [round(each, 3) for each in (statistics.median(ratios), min(ratios), max(ratios))],
+        "round_trip_ms": [round(1e3 * trips[len(trips) * share // 100], 4) for share in (50, 95)], "error": error,
+    }  # fmt: skip
+
+
+def _round_trip(shape: Shape, link: LoanLink, query: Tensor) -> float:
+    asks = LoanQuery(((2,),), ((_PAGE,),), (1,), 0, shape.kv_heads, shape.dtype)
+    begin = time.perf_counter()
+    link.collect(link.send_query("d1", asks, (array_of(query),)))
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--context", type=int, default=32768)
+    parser.add_argument("--kv-heads", type=int, nargs="+", default=[8, 2])
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"], choices=["float32", "bfloat16"])
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    rows = [
+        measure(Shape(given.context, heads, dtype, given.layers), given.rounds)
+        for dtype in given.dtype
+        for heads in given.kv_heads
+    ]
+    deliver({"context": given.context, "rows": rows}, given.output)
+
+
+if __name__ == "__main__":
+    main()
