@@ -46,7 +46,7 @@ def test_models_that_are_swapped_while_their_devices_lend() -> None:
     )  # fmt: skip
     one = VirtualCluster(models, [(3,)] * 4, devices=2, pages=60, limits=(5_000, 5_000), config=config)
     one.ticks(MS, END)
-    one.ask(request("long", prompt(90), "m0", max_tokens=40, ignore_eos=True))
+    one.ask(request("long", prompt(80), "m0", max_tokens=36, ignore_eos=True))
     for number in range(6):
         one.ask(
             request(f"s{number}", prompt(8, number), f"m{1 + number % 3}", max_tokens=6), at=(40 + 12 * number) * MS

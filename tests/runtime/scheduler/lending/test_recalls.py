@@ -12,7 +12,7 @@ from tests.runtime.scheduler.lending.test_lending import cluster, prompt
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
-END = 2000 * MS
+END = 250 * MS
 
 
 def two_that_share_a_device(**changes: Any) -> VirtualCluster:
