@@ -68,10 +68,16 @@ def known(family: Bench) -> dict[str, list[float]]:
     return found
 
 
-def cluster_of(bench: Bench, devices: int, probes: bool = True, **changes) -> VirtualCluster:  # noqa: F811
+def cluster_of(
+    bench: Bench,  # noqa: F811
+    devices: int,
+    probes: bool = True,
+    engines: EngineConfig = CONFIG,
+    **changes,
+) -> VirtualCluster:
     half = half_page(bench.store, CONFIG, MODELS)
     described = [describe_chain(bench.store, name, CONFIG, half, 1) for name in MODELS]
-    engine = replace(CONFIG, kv_cache_memory_bytes=8000 * half, length_probes=probes)
+    engine = replace(engines, kv_cache_memory_bytes=8000 * half, length_probes=probes)
     fields = (
         dict(
             config=ClusterConfig(devices=devices, placement="partition", prefill_chunk=8),
@@ -128,6 +134,18 @@ def test_forecasts_are_those_of_transformers_states(
         assert mass == pytest.approx(known[seq], abs=2e-5), seq
     assert {seq: each.tokens for seq, each in cluster.told.items()} == answers
     assert cluster.scheduler.state().counters.predicted == len(known)
+
+
+def test_prompts_of_one_token_are_forecast_where_decode_steps_are_recorded(
+    family: Bench,
+    known: dict[str, list[float]],
+) -> None:
+    """Such a row looks like one that decodes; a recording has no place for a probe."""
+    engines = replace(CONFIG, graphs="on", kernels="stock")
+    found = forecasts(ask(cluster_of(family, 2, engines=engines)))
+    assert found.keys() == known.keys()
+    for seq, mass in found.items():
+        assert mass == pytest.approx(known[seq], abs=2e-5), seq
 
 
 def test_given_lengths_are_not_forecast(family: Bench) -> None:
