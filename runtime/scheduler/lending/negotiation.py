@@ -4,7 +4,7 @@
                                                           it refuses: PoolDenial, ask the next one
                                                           all have refused: PoolQuery that names them
     no answer in time, or no creditor left: the sequence goes on without a loan, and asks again after a heartbeat; if
-                                            that does not help several times, it may give way, and asks later
+                                            that does not help for long, it may give way, and asks later
 
 Contract:
 - A sequence rests while it asks. Nothing is taken for it before a creditor grants.
@@ -29,8 +29,8 @@ from runtime.scheduler.state import ClusterState
 
 #: Heartbeats for which the answer of a manager is awaited.
 _PATIENCE = 2
-#: Searches in vain in a row after which a sequence may give way, and heartbeats until it asks again then.
-_VAIN, _PAUSE = 3, 10
+#: Heartbeats for which a sequence that gives way does not ask again.
+_PAUSE = 10
 
 
 @dataclass(slots=True)
@@ -101,7 +101,10 @@ class Negotiations:
     ) -> None:
         self._state, self._number = state, number
         self._creditor, self._start, self._go_on = creditor, start, go_on
-        self._beat = state.config.lending.beat_ms * 1_000_000
+        config = state.config.lending
+        self._beat = config.beat_ms * 1_000_000
+        # Searches in vain in a row after which a sequence may give way: what managers know is newer by then.
+        self._most_vain = max(3, config.gone_ms // config.beat_ms)
         self._talks: dict[str, _Talk] = {}
         self._later: dict[str, _Later] = {}
 
@@ -124,7 +127,7 @@ class Negotiations:
     def asks_soon(self, sequence: ScheduledSequence) -> bool:
         """Return whether a sequence that has searched in vain keeps its pages meanwhile."""
         later = self._later.get(sequence.seq)
-        return later is not None and later.vain < _VAIN
+        return later is not None and later.vain < self._most_vain
 
     def offered(self, answer: PoolAnswer, now: int) -> None:
         """Ask the creditors that a manager recommends. Answers to queries that have ended are ignored."""
@@ -164,11 +167,14 @@ class Negotiations:
             self._deny(talk, talk.asked, why, now)
 
     def remove_sequence(self, sequence: ScheduledSequence) -> None:
-        """End the search of a sequence that leaves its path; its pages may help the other ones, which keep theirs."""
+        """End the search of a sequence that leaves its path.
+
+        Its pages may help those that have searched in vain, which keep theirs; it does not come back before them.
+        """
         self._talks.pop(sequence.seq, None)
         for seq, later in self._later.items():
-            if seq != sequence.seq:
-                self._later[seq] = later._replace(vain=0)
+            due = later.due + (_PAUSE * self._beat if seq == sequence.seq else 0)
+            self._later[seq] = _Later(due, 0)
 
     def review(self, now: int) -> None:
         """End queries that no manager has answered in time; look again at sequences that may ask again."""
@@ -241,8 +247,7 @@ class Negotiations:
         del self._talks[sequence.seq]
         if why:
             before = self._later.get(sequence.seq)
-            vain = 1 if before is None or before.vain >= _VAIN else before.vain + 1
-            self._later[sequence.seq] = _Later(now + self._beat * (_PAUSE if vain == _VAIN else 1), vain)
+            self._later[sequence.seq] = _Later(now + self._beat, 1 if before is None else before.vain + 1)
             self._state.counters.loans_refused += 1
             self._trace("pool.none", talk, now, why=why)
         self._go_on(sequence)

@@ -78,20 +78,30 @@ class LoadTimes:
         """
         loads = self._loads.get(device)
         missing = {block: size for block, size in sizes.items() if loads is None or not loads.coming[block]}
-        return self._pending(loads) + self._cost(device).at(self._bytes_of(device, missing, own).terms)
+        return self.pending(device) + self._cost(device).at(self._bytes_of(device, missing, own).terms)
 
     def delay(self, device: str, sizes: Mapping[str, int] | None = None) -> float:
         """Return the time until a load's first byte comes: loads under way, and the fixed part of a load.
 
         `sizes`: blocks that are to be loaded, by their bytes; None: any, from the slowest tier.
         """
-        read, _, _, kept, _ = self._cost(device).coefficients
         if sizes is None:
-            fixed = max(read, kept)
-        else:
-            reads, _, _, keeps, _ = self._bytes_of(device, sizes, 0).terms
-            fixed = reads * read + keeps * kept
-        return self._pending(self._loads.get(device)) + fixed
+            return self.pending(device) + self.fixed(device)
+        read, _, _, kept, _ = self._cost(device).coefficients
+        reads, _, _, keeps, _ = self._bytes_of(device, sizes, 0).terms
+        return self.pending(device) + reads * read + keeps * kept
+
+    def fixed(self, device: str) -> float:
+        """Return the fixed part of a load, from the slowest tier."""
+        read, _, _, kept, _ = self._cost(device).coefficients
+        return max(read, kept)
+
+    def pending(self, device: str) -> float:
+        """Return the time that loads under way take, as if all of them began now."""
+        loads = self._loads.get(device)
+        if loads is None:
+            return 0.0
+        return sum(self._cost(device).at(each.expected.terms) for each in loads.under_way.values())
 
     def block_seconds(self, device: str, block: str, nbytes: int) -> float:
         """Return the time that the bytes of one block take to a device, 0 if they are on their way."""
@@ -170,10 +180,6 @@ class LoadTimes:
     def _bytes_of(self, device: str, missing: Mapping[str, int], own: int) -> SwapBytes:
         loads = self._loads.get(device)
         return swap_bytes(missing, own, (), {}) if loads is None else swap_bytes(missing, own, loads.had, loads.host)
-
-    @staticmethod
-    def _pending(loads: _DeviceLoads | None) -> float:
-        return 0.0 if loads is None else sum(each.estimate for each in loads.under_way.values())
 
 
 def _reading(nbytes: float) -> tuple[float, float, float, float, float]:

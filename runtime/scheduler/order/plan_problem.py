@@ -147,6 +147,11 @@ class _Builder:
             rest = self._order.forecasts.rest(each).mean
             ends[each.chain.loaded_as] = max(ends.get(each.chain.loaded_as, 0.0), rest)
         loaded = [chain for chain in self._chains if self._loaded(chain, cell)]
+        # What is being loaded leaves at the earliest once it is there.
+        pending = max((1e9 * self._state.times.loads.pending(device) for device in cell), default=0.0)
+        for chain in loaded:
+            if pending and self._is_loading(chain, cell):
+                ends[chain.loaded_as] = max(ends.get(chain.loaded_as, 0.0), pending)
         return PlanQueue(
             name,
             room,
@@ -214,6 +219,10 @@ class _Builder:
             for stage in (*device.stages.loaded, *device.stages.loading)
         )
 
+    def _is_loading(self, chain: Chain, cell: Sequence[str]) -> bool:
+        devices = (self._state.devices[name] for name in cell)
+        return any(stage.model == chain.loaded_as for device in devices for stage in device.stages.loading)
+
     def _room(self, cell: Sequence[str]) -> int:
         """Return the bytes of weights that a cell's devices hold beside the pages in use; 0: no limit."""
         room = 0
@@ -242,7 +251,7 @@ class _Builder:
         cold, warm = max(known), min(known)
         return QueueRates(
             slowness,
-            round(1e6 * loads.delay(device)),
+            round(1e6 * loads.fixed(device)),
             cold,
             warm,
             frozenset(at for name, at in self._blocks.items() if each[name] < cold),

@@ -79,8 +79,10 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     if unknown:
         raise InputError(f"a policy has no {min(unknown)!r}")
     scheduler, agent = shipped(devices)
-    lends = _named(scheduler, given).lending.mode != "off"
-    if lends:
+    lending = _named(scheduler, given).lending.mode
+    if lending == "negotiated":
+        raise InputError("policies.lending.mode: simulated clusters have no managers of the pool; take planned")
+    if lending != "off":
         scheduler, agent = shipped(devices, launches_ahead=False)
         if strides:
             raise InputError("policies.strides: with loans each token is a step")

@@ -168,3 +168,9 @@ def test_whatever_comes_in_any_order(seed: int) -> None:
                     at, room = last[each.device]
                     assert each.device not in (*path, *refused, *denied) and now - at <= 300 * MS
                     assert each.room == room >= pages
+
+
+@pytest.mark.parametrize("settings", [{"beat_ms": 0}, {"beat_ms": 100, "gone_ms": 100}, {"managers": 0}])
+def test_settings_out_of_range_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"beat_ms|managers"):
+        LendingConfig("negotiated", **settings)  # type: ignore[arg-type]
