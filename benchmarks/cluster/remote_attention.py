@@ -67,7 +67,7 @@ class Shape:
         return k, v, torch.randn(1, _HEADS, _WIDTH, generator=made).to(dtype)
 
 
-class Held:
+class ContextPart:
     """Page sets [first, last) of the context in this process, on pages in a random order."""
 
     def __init__(self, shape: Shape, first: int, last: int) -> None:
@@ -97,10 +97,10 @@ class Held:
         )  # fmt: skip
 
 
-class Lender:
+class CreditorEngine:
     """The engine of a creditor, as far as the side link needs it."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: ContextPart) -> None:
         self._lent = LentPages(held.make, held.pool.second_lane(), torch.device("cpu"))
         groups = held.pages.view(-1, 1).tolist()
         self._lent.hold_loan(1, groups, len(groups) * _PAGE)
@@ -119,7 +119,7 @@ class Lender:
 def lend(post: Connection, folder: str, shape: Shape) -> None:
     """Hold the first half of the context until anything comes."""
     torch.set_num_threads(1)
-    lender = Lender(Held(shape, 0, shape.groups // 2))
+    lender = CreditorEngine(ContextPart(shape, 0, shape.groups // 2))
     messenger, client = side_messengers("d1", 1, f"ipc://{folder}/d1", None, None)
     peers = SidePeers()
     peers.update({"d0": (1, "")})
@@ -133,7 +133,7 @@ def lend(post: Connection, folder: str, shape: Shape) -> None:
 def attend_alone(post: Connection, shape: Shape) -> None:
     """Attend to all of the context with two threads, a round for each message, until None comes."""
     torch.set_num_threads(2)
-    held = Held(shape, 0, shape.groups)
+    held = ContextPart(shape, 0, shape.groups)
     backend, out = held.make(held.paging(())), torch.zeros(1, _HEADS, _WIDTH, dtype=held.now.query.dtype)
     while post.recv() is not None:
         begin = time.perf_counter()
@@ -157,7 +157,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
         peers.update({"d1": (1, lender.recv())})
         server, messenger = side_messengers("d0", 1, f"ipc://{folder}/d0", None, None)
         link = SideClient(messenger, peers, 30.0)
-        held, half = Held(shape, shape.groups // 2, shape.groups), shape.context // 2
+        held, half = ContextPart(shape, shape.groups // 2, shape.groups), shape.context // 2
         out = torch.zeros(1, _HEADS, _WIDTH, dtype=held.now.query.dtype)
         pairs, error = list[tuple[float, float]](), 0.0
         for turn in range(rounds + 1):
