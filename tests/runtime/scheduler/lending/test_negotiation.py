@@ -29,7 +29,9 @@ from tests.runtime.virtual import request
 
 def cluster(devices: int = 3, pages: int = 60, **changes: Any) -> Pooled:
     names = ("cap", "busy", "beat_ms", "gone_ms", "managers")
-    lending = LendingConfig("negotiated", **{name: changes.pop(name) for name in names if name in changes})
+    lending = LendingConfig(
+        changes.pop("mode", "negotiated"), **{name: changes.pop(name) for name in names if name in changes}
+    )
     config = ClusterConfig(
         devices=devices, placement="replicate", prefill_chunk=8, lending=lending, **changes.pop("settings", {})
     )
@@ -267,8 +269,7 @@ def test_an_agent_without_heartbeats_is_left_alone() -> None:
     one.run()
     one.expect()
     assert counters(one).loans > 0
-    first = one.answered[0]
-    assert "d2" not in {each.device for each in first.offers}
+    assert "d2" not in {each.device for each in one.answered[0].offers}
 
 
 def test_at_rest_the_ledger_is_the_sum_of_the_books() -> None:
@@ -309,8 +310,7 @@ def test_an_answer_that_comes_late_is_ignored() -> None:
 
 
 def test_nothing_is_asked_with_planned_loans() -> None:
-    config = ClusterConfig(devices=2, placement="replicate", prefill_chunk=8, lending=LendingConfig("planned"))
-    one = Pooled([M], [()], devices=2, pages=60, config=config)
+    one = cluster(2, 60, mode="planned")
     long(one, "a", 90)
     one.run()
     one.expect()
