@@ -92,16 +92,14 @@ class LoadTimes:
         return self.pending(device) + reads * read + keeps * kept
 
     def fixed(self, device: str) -> float:
-        """Return the fixed part of a load, from the slowest tier."""
+        """Return the fixed part of a load from the slowest tier."""
         read, _, _, kept, _ = self._cost(device).coefficients
         return max(read, kept)
 
     def pending(self, device: str) -> float:
-        """Return the time that loads under way take, as if all of them began now."""
-        loads = self._loads.get(device)
-        if loads is None:
-            return 0.0
-        return sum(self._cost(device).at(each.expected.terms) for each in loads.under_way.values())
+        """Return the time that the loads under way take on a device, by what is known of loads now."""
+        loads, cost = self._loads.get(device), self._cost(device)
+        return 0.0 if loads is None else sum(cost.at(each.expected.terms) for each in loads.under_way.values())
 
     def block_seconds(self, device: str, block: str, nbytes: int) -> float:
         """Return the time that the bytes of one block take to a device, 0 if they are on their way."""

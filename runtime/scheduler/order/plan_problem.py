@@ -147,11 +147,10 @@ class _Builder:
             rest = self._order.forecasts.rest(each).mean
             ends[each.chain.loaded_as] = max(ends.get(each.chain.loaded_as, 0.0), rest)
         loaded = [chain for chain in self._chains if self._loaded(chain, cell)]
-        # What is being loaded leaves at the earliest once it is there.
-        pending = max((1e9 * self._state.times.loads.pending(device) for device in cell), default=0.0)
-        for chain in loaded:
-            if pending and self._is_loading(chain, cell):
-                ends[chain.loaded_as] = max(ends.get(chain.loaded_as, 0.0), pending)
+        for chain in loaded:  # what is being loaded does not leave before it is there
+            loading = 1e9 * self._loading(chain, cell)
+            if loading > ends.get(chain.loaded_as, 0.0):
+                ends[chain.loaded_as] = loading
         return PlanQueue(
             name,
             room,
@@ -219,9 +218,11 @@ class _Builder:
             for stage in (*device.stages.loaded, *device.stages.loading)
         )
 
-    def _is_loading(self, chain: Chain, cell: Sequence[str]) -> bool:
+    def _loading(self, chain: Chain, cell: Sequence[str]) -> float:
+        """Return the seconds until what a cell is loading of a chain is there."""
         devices = (self._state.devices[name] for name in cell)
-        return any(stage.model == chain.loaded_as for device in devices for stage in device.stages.loading)
+        some = [each.name for each in devices if any(stage.model == chain.loaded_as for stage in each.stages.loading)]
+        return max(map(self._state.times.loads.pending, some), default=0.0)
 
     def _room(self, cell: Sequence[str]) -> int:
         """Return the bytes of weights that a cell's devices hold beside the pages in use; 0: no limit."""

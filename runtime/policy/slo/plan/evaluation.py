@@ -93,9 +93,6 @@ def _weights(tables: Tables) -> list[int]:
     return [tables.data[t.members + group] if alone.on_time(group) else 0 for group in range(t.groups)]
 
 
-LUCK = 0.75
-
-
 class _Alone:
     """Groups as if each were alone in its queue."""
 
@@ -114,9 +111,9 @@ class _Alone:
                 continue
             at, busy = (data[t.rate + queue] * t.groups + group) * t.scenarios, t.busy + queue * t.scenarios
             load, ends = self._load(queue, chain, group)
-            for s in range(t.scenarios):
-                if LUCK * (max(data[busy + s], ends) + load + data[t.judged + at + s]) <= due:
-                    return True
+            latest = due - load
+            if sum(max(data[busy + s], ends) + data[t.judged + at + s] > latest for s in range(t.scenarios)) <= t.spare:
+                return True
         return False
 
     def _load(self, queue: int, chain: int, group: int) -> tuple[int, int]:

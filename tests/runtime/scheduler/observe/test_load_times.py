@@ -107,3 +107,14 @@ def test_without_a_report_the_load_counts_as_expected() -> None:
     times.begin("d", stage, SIZES, 0, ())
     assert times.end("d", stage, 0.3) == pytest.approx(0.1, rel=0.1)
     assert times.seconds("d", {"b": SIZE}) == pytest.approx(0.3, rel=0.1)
+
+
+def test_loads_under_way_are_expected_to_take_what_is_known_now() -> None:
+    """What was assumed when they were requested may be far off: a second, until the first load took a half."""
+    times = LoadTimes((), SIZE)
+    for name in ("a", "b"):
+        times.begin("d", Stage(name, 0, 1), {name: SIZE}, 0, ())
+    assert times.pending("d") == pytest.approx(2.0, rel=0.01)
+    times.end("d", Stage("a", 0, 1), DISK, SIZE, 0)
+    assert times.pending("d") == pytest.approx(DISK, rel=0.1)
+    assert times.delay("d") == pytest.approx(times.pending("d") + times.fixed("d"))

@@ -53,6 +53,20 @@ def test_a_cell_that_has_only_the_blocks_that_models_share_runs_none_of_them() -
     assert {"d0", "d1"} in seen
 
 
+def test_a_load_under_way_is_counted_once() -> None:
+    """What is being loaded leaves when it is there; each later load takes its own time only."""
+    made = cluster(family(4))
+    interleave(made, 24, models=4)
+    made.run(until=30 * MS)
+    loads = made.scheduler._state.times.loads
+    found = planning(made)
+    assert found is not None
+    for name, queue, rates in zip(found.cells, found.problem.queues, found.problem.rates, strict=True):
+        assert loads.pending(name) > 0, "no load is under way"
+        assert queue.ends == (round(1e6 * loads.pending(name)),)
+        assert rates.load_us == round(1e6 * loads.fixed(name)) < 1e6 * loads.delay(name)
+
+
 def running(made: Planned) -> list:  # type: ignore[type-arg]
     return list(made.scheduler._state.running.values())
 

@@ -282,7 +282,7 @@ def test_a_failed_plan_leaves_the_quick_order() -> None:
 def test_papers_plan_is_followed_where_deadlines_can_be_met() -> None:
     pytest.importorskip("scipy", reason="SKIPPED: scipy is not installed (extra `plan`)")
     made = swapping("paper")
-    interleave(made, 12, slo_ms=1_100)
+    interleave(made, 12, slo_ms=900)
     finished(made)
     assert [each.method for each in made.asked][:1] == ["paper"]
 
