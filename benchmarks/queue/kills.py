@@ -1,14 +1,15 @@
 """Kill a server over and over while it answers keyed streams, and compare what clients got with an unkilled server's.
 
     python -m benchmarks.queue.kills STORE MODEL [--seeds 5] [--first-seed 0] [--kills 6] [--requests 8] [--lines 500]
-                                     [--output FILE] [--serve=--agents=2]
-                                     [--phase PHASE [--process server|agent]]
+                                     [--output FILE] [--serve=--agents=2] [--slo-ms 8000]
+                                     [--phase PHASE|all]... [--process server|agent|broker] [--brokered]
 
 For each seed, requests (greedy and sampled, one or two choices, streamed) come in over the lives of the server, each of
 which is killed with SIGKILL; the last one ends them all. With `--lines` a batch of so many lines runs beside them, and
 the kills are spread over its run: each comes once a random number of lines of its share have ended. Without, a kill
 comes a random time after the first new token of its life. With `--phase` each comes in that phase of a request's way
-(`benchmarks.queue.phases`), and takes the server, or an agent of it with `--process agent`; `kills` are those that did.
+(`benchmarks.queue.phases`), and takes the server, or an agent of it, or the private RabbitMQ broker that it has with
+`--brokered`; `kills` are those that did. MODEL may be several with commas: requests name them in turn.
 
 Counted are requests without an end (lost), event ids that came twice (doubled), choices whose tokens differ from the
 unkilled server's (altered), lines of the batch's output file that do (times aside), the tokens that engines computed
@@ -25,16 +26,23 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.queue.keyed_batch import KeyedBatch, altered_lines, batch_lines
-from benchmarks.queue.phases import PHASES, PhaseLives
+from benchmarks.queue.phases import PHASES, VICTIMS, PhaseLives, phases_of
+from benchmarks.queue.rabbitmq import SETTLED, Broker, find_server
+from benchmarks.queue.rabbitmq import broker as private_broker
 from benchmarks.queue.servers import KeyedStream, KillableServer, serving
 from benchmarks.reports import deliver
 
+#: Figures of kills in a phase.
+_OF_PHASES = (
+    "kills", "requests", "choices", "lost", "doubled", "altered", "errors", "seconds to next token after ready",
+)  # fmt: skip
 _COMPUTED = ("prompt_tokens", "generated_tokens", "resumed_tokens")
 
 
@@ -80,12 +88,19 @@ class Totals:
         }
 
 
-def bodies(seed: int, count: int, model: str, prompt: int, answer: int, vocabulary: int) -> list[dict[str, Any]]:
-    """Return the requests of a seed: prompts of token ids, every second one sampled, every fourth with two choices."""
-    draw = random.Random(seed)
+def bodies(
+    seed: int, count: int, model: str, prompt: int, answer: int, vocabulary: int, slo_ms: int = 0
+) -> list[dict[str, Any]]:
+    """Return the requests of a seed: prompts of token ids, every second one sampled, every fourth with two choices.
+
+    They name the models, one or several with commas, in turn. `slo_ms`: objective of the first, 0 for none; each next
+    one has a millisecond more, so that it is a group of its own.
+    """
+    draw, models = random.Random(seed), model.split(",")
     return [
         {
-            "model": model,
+            "model": models[number % len(models)],
+            **({"slo_ms": slo_ms + number} if slo_ms else {}),
             "prompt": [draw.randrange(10, vocabulary) for _ in range(draw.randint(prompt // 2, prompt))],
             "max_tokens": draw.randint(answer // 2, answer),
             "ignore_eos": True,
@@ -247,18 +262,25 @@ def main() -> None:
         "--span", type=float, default=1.0, help="seconds from a life's first new token to its kill at most"
     )
     parser.add_argument("--serve", action="append", default=[], help="options of zoo serve: --serve=--agents=2")
-    parser.add_argument("--phase", choices=tuple(PHASES), help="kill in this phase of a request's way; without a batch")
-    parser.add_argument("--process", choices=("server", "agent"), default="server", help="what is killed in the phase")
+    parser.add_argument("--slo-ms", type=int, default=0, help="objective of the first request; 0: none")
+    parser.add_argument(
+        "--phase", action="append", choices=(*PHASES, "all"), help="kill in these phases of a request's way"
+    )
+    parser.add_argument("--process", choices=VICTIMS, default="server", help="what is killed in the phase")
+    parser.add_argument("--brokered", action="store_true", help="with a private RabbitMQ broker before the queue")
     parser.add_argument("--queue", help="a PostgreSQL database; default: a folder")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.phase and arguments.lines:
         parser.error("--phase is for streams: leave --lines out")
+    if arguments.process != "server" and not arguments.phase:
+        parser.error(f"--process {arguments.process} needs --phase")
+    if arguments.process == "broker" and not arguments.brokered:
+        parser.error("--process broker needs --brokered")
     totals = Totals()
+    shape = arguments.prompt, arguments.answer, arguments.vocabulary, arguments.slo_ms
     given = {
-        seed: bodies(
-            seed, arguments.requests, arguments.model, arguments.prompt, arguments.answer, arguments.vocabulary
-        )
+        seed: bodies(seed, arguments.requests, arguments.model, *shape)
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     }
 
@@ -272,22 +294,54 @@ def main() -> None:
         with serving(arguments.store, arguments.model, [*arguments.serve, *beside]) as server:
             expected = {seed: unkilled(server, requests, batch_of(seed), totals) for seed, requests in given.items()}
         queue = arguments.queue or str(Path(folder) / "queue")
-        options = [*arguments.serve, "--queue", queue]
-        for seed, requests in given.items():
+        with _brokered(arguments.brokered) as broker:
+            options = [*arguments.serve, "--queue", queue, *(["--broker", broker.url] if broker else [])]
             if arguments.phase:
-                phased = PhaseLives(seed, requests, arguments.phase, arguments.process, arguments.kills)
-                phased.run(arguments.store, arguments.model, options)
-                totals.kills += phased.reached
-                compare(phased, expected[seed], totals)
-                continue
-            lives = Lives(seed, requests, batch_of(seed), arguments, options, totals)
-            lives.run()
+                deliver(_killed_in_phases(arguments, options, given, expected, broker), arguments.output)
+                return
+            for seed, requests in given.items():
+                lives = Lives(seed, requests, batch_of(seed), arguments, options, totals)
+                lives.run()
+                compare(lives, expected[seed], totals)
+    deliver({"model": arguments.model, "serve": arguments.serve, **totals.report()}, arguments.output)
+
+
+@contextmanager
+def _brokered(wanted: bool) -> Iterator[Broker | None]:
+    """Run a broker that may be killed soon; None where none is wanted."""
+    if not wanted:
+        yield None
+        return
+    program = find_server()
+    if program is None:
+        raise SystemExit("no RabbitMQ broker is installed")
+    with private_broker(program) as broker:
+        yield broker
+
+
+def _killed_in_phases(
+    arguments: argparse.Namespace, options: Sequence[str], given: Mapping[int, Sequence[dict[str, Any]]],
+    expected: Mapping[int, Reference], broker: Broker | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return by phase what kills in it did."""
+    found: dict[str, Any] = {}
+    if broker is not None:
+        with serving(arguments.store, arguments.model, options):
+            time.sleep(SETTLED)
+    phases = phases_of(arguments.process, broker is not None) if "all" in arguments.phase else arguments.phase
+    for phase in phases:
+        totals, gap, refused = Totals(), 0.0, 0
+        for seed, requests in given.items():
+            lives = PhaseLives(seed, requests, phase, arguments.process, arguments.kills, broker)
+            lives.run(arguments.store, arguments.model, options)
+            totals.kills += lives.reached
+            totals.next_token += lives.next_token
+            gap, refused = max(gap, lives.gap), refused + lives.refused
             compare(lives, expected[seed], totals)
-    found = totals.report()
-    if arguments.phase:
-        kept = ("kills", "requests", "choices", "lost", "doubled", "altered", "errors")
-        found = {"phase": arguments.phase, "process": arguments.process, **{name: found[name] for name in kept}}
-    deliver({"model": arguments.model, "serve": arguments.serve, **found}, arguments.output)
+        report = totals.report()
+        found[phase] = {name: report[name] for name in _OF_PHASES} | {"longest gap": round(gap, 3), "refused": refused}
+        print(phase, found[phase], flush=True)
+    return {"model": arguments.model, "serve": arguments.serve, "process": arguments.process, "phases": found}
 
 
 if __name__ == "__main__":

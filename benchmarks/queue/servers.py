@@ -45,8 +45,8 @@ class KillableServer:
 def serving(
     store: str, model: str, options: Sequence[str], program: Sequence[str] = ("-c", _MAIN)
 ) -> Iterator[KillableServer]:
-    """Serve a model of a store until the block ends. `program`: what Python runs as `zoo`."""
-    command = [sys.executable, *program, "serve", "--store", store, "--port", "0", *options, model]
+    """Serve a model of a store, or several with commas, until the block ends. `program`: what Python runs as `zoo`."""
+    command = [sys.executable, *program, "serve", "--store", store, "--port", "0", *options, *model.split(",")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         line = process.stdout.readline() if process.stdout else ""
@@ -66,7 +66,9 @@ class KeyedStream:
         key: "" for a stream that is no durable request.
         numbers: Ids of the events that it has seen, in order.
         arrivals: When the first event after each connection came, in seconds of the monotonic clock.
-        errors: Answers other than 200, and error events.
+        refused: Answers 503: nothing was promised.
+        gap: Longest time between two events of one connection, in seconds.
+        errors: Other answers than 200, and error events.
     """
 
     key: str
@@ -75,6 +77,8 @@ class KeyedStream:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     arrivals: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    refused: int = 0
+    gap: float = 0.0
     ended: bool = False
 
     def follow(self, server: KillableServer) -> None:
@@ -87,6 +91,9 @@ class KeyedStream:
                 server.http() as http,
                 http.stream("POST", "/v1/completions", json=self.body, headers=headers) as response,
             ):
+                if response.status_code == 503:
+                    self.refused += 1
+                    return
                 if response.status_code != 200:
                     self.errors.append(f"{response.status_code}: {response.read().decode()[:200]}")
                     return
@@ -95,13 +102,16 @@ class KeyedStream:
             pass
 
     def _read(self, lines: Iterator[str]) -> None:
-        first = True
+        latest: float | None = None
         for line in lines:
             if line.startswith("id: "):
+                now = time.monotonic()
                 self.numbers.append(int(line[4:]))
-                if first:
-                    self.arrivals.append(time.monotonic())
-                    first = False
+                if latest is None:
+                    self.arrivals.append(now)
+                else:
+                    self.gap = max(self.gap, now - latest)
+                latest = now
             elif line == "data: [DONE]":
                 self.ended = True
             elif line.startswith("data: "):
