@@ -120,7 +120,7 @@ def lend(post: Connection, folder: str, shape: Shape) -> None:
     """Hold the first half of the context until anything comes."""
     torch.set_num_threads(1)
     lender = CreditorEngine(ContextPart(shape, 0, shape.groups // 2))
-    messenger, client = side_messengers("d1", 1, f"ipc://{folder}/d1", None, None)
+    messenger, client = side_messengers("d1", 1, f"unix://{folder}/d1", None, None)
     peers = SidePeers()
     peers.update({"d0": (1, "")})
     server = SideServer(lender, messenger, peers)
@@ -155,7 +155,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
             child.start()
         peers = SidePeers()
         peers.update({"d1": (1, lender.recv())})
-        server, messenger = side_messengers("d0", 1, f"ipc://{folder}/d0", None, None)
+        server, messenger = side_messengers("d0", 1, f"unix://{folder}/d0", None, None)
         link = SideClient(messenger, peers, 30.0)
         held, half = ContextPart(shape, shape.groups // 2, shape.groups), shape.context // 2
         out = torch.zeros(1, _HEADS, _WIDTH, dtype=held.now.query.dtype)
