@@ -48,6 +48,8 @@ class OrderConfig:
         short_first_ms: Among requests of one priority and objective, those with short expected answers go first, and
             each is overtaken only by what comes within so many ms after it, at most half of the objective
             (`policy.slo.short_first`); 0: by arrival. Where no plan orders.
+        fill_drains: Whether a model that is about to leave still takes urgent sequences, if what it leaves for is on
+            time all the same (`scheduler.residency.drains`). With a plan, where models share devices.
         exclusive: Whether each serving cell has one model at a time (QL-13), as in the paper: when the head of its
             queue needs another one, what runs gives way unless it is ahead of the head, and the model leaves even where
             there is room for both. With a plan, where models are loaded on demand (`residency`).
@@ -72,8 +74,9 @@ class OrderConfig:
     run_floor: float = 2.0
     read_ahead: bool = False
     short_first_ms: int = 0
+    fill_drains: bool = True
     exclusive: bool = False
-    overload: str = "queue"
+    overload: str = "edf"
 
     def __post_init__(self) -> None:
         if self.plan not in get_args(Plan):
@@ -120,6 +123,11 @@ class OrderConfig:
     def excludes(self) -> bool:
         """Whether each cell has one model at a time."""
         return self.plans and self.exclusive
+
+    @property
+    def fills_drains(self) -> bool:
+        """Whether a model that is about to leave still takes urgent sequences."""
+        return self.plans and self.fill_drains and not self.exclusive
 
     @property
     def evicts(self) -> bool:

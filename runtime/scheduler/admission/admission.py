@@ -106,7 +106,7 @@ class Admission:
         while heads:
             sequence = heads[0][1]
             cell, route = state.waiting.cell(sequence), None
-            if not self._residency.is_closed(sequence) and not (
+            if not self._residency.is_closed(sequence, now) and not (
                 sequence.suspect
                 and any(other.suspect and other.waits.paused is None for other in state.running.values())
             ):
@@ -133,7 +133,7 @@ class Admission:
 
     def _route(self, sequence: ScheduledSequence, now: int) -> Route | None:
         """Return the cheapest route of a waiting sequence; None while its model is closed."""
-        if self._residency.is_closed(sequence):
+        if self._residency.is_closed(sequence, now):
             return None
         return self._state.router.route(
             sequence.chain, self._state.devices.loads, False, sequence.tokens, sequence.longest,

@@ -94,6 +94,18 @@ class DeadlineOrder:
                 waiting.rerank(first, rank)
                 first = waiting.after(first, cell)
 
+    def part_late_ones(self, waiting: WaitingQueue, sequences: Mapping[str, ScheduledSequence], now: int) -> None:
+        """Take the first members of planned groups that cannot be on time any more out of them.
+
+        A group's deadline is its first member's: with one that is late anyway, a plan would give up all of them.
+        """
+        for group in tuple(self.forecasts.groups.waiting()):
+            while group.planned and len(group):
+                first = sequences[next(iter(group)).seq]
+                if (rank := self._late_rank(first, now, planned=True)) is None:
+                    break
+                waiting.rerank(first, rank)
+
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def record_start(self, sequence: ScheduledSequence, now: int) -> None:
@@ -174,14 +186,14 @@ class DeadlineOrder:
         ran = self._times.since(sequence.seq, now)
         return sequence.phase == "decode" and ran >= self.context(sequence, sequence.tokens)
 
-    def _late_rank(self, sequence: ScheduledSequence, now: int) -> Rank | None:
+    def _late_rank(self, sequence: ScheduledSequence, now: int, planned: bool = False) -> Rank | None:
         """Return the rank of a waiting sequence that cannot be on time any more; None for one that still can.
 
         It goes on with a later deadline, behind those that can be on time, and before those without an objective.
         """
         group, objective = self.forecasts.groups.group_of(sequence.seq), objective_for(sequence)
         if (
-            (group is not None and group.planned)
+            (group is not None and group.planned and not planned)
             or sequence.rank.order != self.due_of(sequence)
             or now + self.shortest(sequence) <= sequence.rank.order
         ):

@@ -59,7 +59,7 @@ class Evictions:
             sequence, way, close = unloaded
             chosen = self._choose_for_load(sequence, way, now)
             if chosen:
-                close(way.stages)
+                close(way.stages, now)
         self._leaving = tuple(each.seq for each in chosen)
         gone = False
         for each in chosen:

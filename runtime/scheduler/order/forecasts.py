@@ -229,6 +229,11 @@ class Forecasts:
         """Return the time that what runs in a cell still takes, summed."""
         return sum(self.rest(each).mean for each in self._here(cell))
 
+    @property
+    def common_error(self) -> float:
+        """Relative standard deviation of the error that forecasts have in common, as far as it has been learned."""
+        return self._common.relative
+
     def length(self, group: Group) -> float:
         """Return the tokens that the mean waiting member of a group still gets, with a mark-up for long ones."""
         _, made, most = group.mean

@@ -136,6 +136,7 @@ class _Builder:
             ),
             alpha=self._state.config.order.plan_alpha,
             rounds=rounds,
+            common=min(round(SAME_SPEED * self._order.forecasts.common_error), SAME_SPEED),
         )
         order = tuple(tuple(i for i, queue in enumerate(present) if queue == at) for at in range(len(queues)))
         return Planning(problem, tuple(self._names_of_cells), order)

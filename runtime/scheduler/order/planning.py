@@ -81,6 +81,7 @@ class Plans:
         """Judge the present order; follow a better one, and ask for a plan where that may pay."""
         if now < self._next:
             return
+        self._order.part_late_ones(self._state.waiting, self._state.sequences, now)
         made = planning_of(self._state, self._order, self._config.plan_rounds, now)
         if made is None:
             self._next, self._remain, self._hopeless = now + _REVIEW, False, 0
@@ -177,9 +178,14 @@ class Plans:
                 return False
             self._state.counters.plans_failed += 1
             self._since = None
-        if now < self._allowed or groups <= self._covered:
+        if now < self._allowed or all(group in self._covered or self._is_late(group) for group in groups):
             return False
         return bool(present.late or present.lateness) or (self._config.plan == "qlm" and best < present)
+
+    def _is_late(self, number: int) -> bool:
+        """Return whether a group is one of requests that cannot be on time any more: no plan is for these."""
+        group = self._order.forecasts.groups.get(number)
+        return group is not None and group.key.late
 
     def _ask_for_plan(self, made: Planning, groups: frozenset[int], present: PlanScore, now: int) -> None:
         self._number += 1

@@ -41,16 +41,16 @@ from runtime.policy.residency.eviction import StageWeights, footprint_of, stages
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.migration.migration import Moves
+from runtime.scheduler.residency.demand_loads import DemandLoads
+from runtime.scheduler.residency.drains import Drains
 from runtime.scheduler.residency.idle_stages import IdleStages
 from runtime.scheduler.residency.room import across_cell, incoming_weights, room_beside_pages, room_for_weights
-from runtime.scheduler.residency.waiters import InTheWay, OnDevice, RoomWaiter, SwapCounts
+from runtime.scheduler.residency.waiters import InTheWay, OnDevice, RoomWaiter
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 #: A sequence waits at least so many times the expected duration of its load before stages in use are closed for it.
 _PATIENCE = 2
-#: Weight of the latest load in the mean rate of loads.
-_WEIGHT = 0.2
 _MS = 1_000_000
 
 
@@ -66,13 +66,10 @@ class Residency:
         self._waiters: dict[str, RoomWaiter] = {}
         self._places: dict[str, int] | None = None
         self._used: dict[tuple[str, Stage], int] = {}
-        self._idle = IdleStages()
+        self._idle, self._loads = IdleStages(), DemandLoads()
+        self._drains = Drains(state, self._loads)
         self._resting = False  # whether pages wait for a stage that has not been idle for long enough
-        self._began: dict[tuple[str, Stage], tuple[int, int]] = {}
-        #: When the latest load of each loaded stage ended, and how long it took.
-        self._loads: dict[tuple[str, Stage], tuple[int, int]] = {}
-        self._rate = 0.0
-        self.counts = SwapCounts()
+        self.counts = self._loads.counts
 
     # -- what admission calls ------------------------------------------------------------------------------------------
 
@@ -83,15 +80,19 @@ class Residency:
             if waiter.sequence.path or waiter.sequence.seq not in self._state.sequences:
                 del self._waiters[name]
 
-    def is_closed(self, sequence: ScheduledSequence) -> bool:
-        """Return whether a stage of a sequence's chain is about to leave its device.
+    def is_closed(self, sequence: ScheduledSequence, now: int) -> bool:
+        """Return whether a stage of a sequence's chain is about to leave its device, before the sequence would end.
 
         In a strict order, and where models are alone, not for a later sequence: that one waits behind this one, which
         would wait for it in turn.
         """
         strict = self._alone or self._state.config.order.holds_all
-        waiters = [each for each in self._waiters.values() if not strict or self._is_before(each, sequence)]
-        return any(stage.model == sequence.chain.loaded_as for each in waiters for stage in each.closed)
+        waiters = {
+            name: each
+            for name, each in self._waiters.items()
+            if each.closed and (not strict or self._is_before(each, sequence))
+        }
+        return bool(waiters) and self._drains.keeps_out(sequence, waiters, now)
 
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str]) -> bool:
         """Return whether an earlier sequence has waited long for memory that pages have on one of these devices."""
@@ -139,7 +140,7 @@ class Residency:
             if self._gets_room(sequence, name, stage, now):
                 missed = self._missing(chain, name, stage)
                 if self._state.ask_for(chain, name, stage):
-                    self._began[name, stage] = now, missed
+                    self._loads.begin(name, stage, missed, now)
 
     def in_the_way(self, sequence: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> InTheWay | None:
         """Return what running sequences would have to leave for the stages that a sequence lacks; None for nothing.
@@ -164,10 +165,11 @@ class Residency:
                 longest = max(longest, int(1e9 * self._state.times.loads.seconds(name, missed, incoming.own)))
         return InTheWay(found, longest) if found else None
 
-    def close(self, stages: Mapping[str, Iterable[Stage]]) -> None:
+    def close(self, stages: Mapping[str, Iterable[Stage]], now: int) -> None:
         """Let no new sequences on stages that leave for the first waiting sequence of their devices."""
         for name, some in stages.items():
             if name in self._waiters:
+                self._drains.begin(name, some, now)
                 self._waiters[name].closed.update(some)
 
     def is_on_way(self, sequence: ScheduledSequence, device: str, stage: Stage) -> bool:
@@ -187,25 +189,15 @@ class Residency:
 
     def record_load(self, device: str, stage: Stage, now: int) -> None:
         """Record that a requested stage is loaded."""
-        began = self._began.pop((device, stage), None)
-        if began is None:
-            return
-        since, nbytes = began
-        self.counts.loads += 1
-        self.counts.loaded_bytes += nbytes
-        self.counts.load_ns += now - since
-        self._used[device, stage] = now
-        self._loads[device, stage] = now, now - since
-        if nbytes and now > since:
-            rate = nbytes / (now - since)
-            self._rate = rate if not self._rate else (1 - _WEIGHT) * self._rate + _WEIGHT * rate
+        if self._loads.end(device, stage, now):
+            self._used[device, stage] = now
 
     def remove_device(self, device: str) -> None:
         """Forget a device that has died."""
         self._waiters.pop(device, None)
-        self._began = {key: each for key, each in self._began.items() if key[0] != device}
         self._idle.remove_device(device)
-        self._loads = {key: each for key, each in self._loads.items() if key[0] != device}
+        self._drains.remove_device(device)
+        self._loads.remove_device(device)
 
     def retry_waiting(self, now: int) -> None:
         """Let admission run again while a sequence waits for room. Called on every tick."""
@@ -267,10 +259,10 @@ class Residency:
             since + floor * took
             for each in gone
             if each.stage is not None and (each.next_use is not None or each.stage in self._in_use(device))
-            for since, took in (self._loads.get((device.name, each.stage), (0, 0)),)
+            for since, took in (self._loads.latest(device.name, each.stage),)
         )
         wait = max(ends, default=0.0) - now
-        expected = (incoming.own + sum(incoming.blocks.values())) / self._rate if self._rate else 0.0
+        expected = self._loads.expected(incoming.own + sum(incoming.blocks.values()))
         return wait > 0 and now + wait + expected + order.longest(sequence) <= sequence.rank.order
 
     def _rested(self, device: Device, each: OnDevice, resident: Sequence[OnDevice], now: int) -> bool:
@@ -283,7 +275,7 @@ class Residency:
 
     def _patience(self, nbytes: int) -> float:
         """Return how long, in ns, a sequence waits for a load of so many bytes before stages in use leave for it."""
-        return max(self._state.config.swap_patience_ms * _MS, _PATIENCE * (nbytes / self._rate) if self._rate else 0.0)
+        return max(self._state.config.swap_patience_ms * _MS, _PATIENCE * self._loads.expected(nbytes))
 
     def _overdue(
         self,
@@ -331,6 +323,7 @@ class Residency:
         fresh = {each.stage for each in gone or () if each.stage is not None} - waiter.closed
         for stage in sorted(fresh):
             self._state.tell.control(now, "stage.close", "QL-13", device.name, stage=stage.id, seq=sequence.seq)
+        self._drains.begin(device.name, fresh, now)
         waiter.closed |= fresh
 
     def _leaving(
@@ -402,9 +395,10 @@ class Residency:
                     self._prefix_cache.remove_version(chain.version)
         device.stages.drop_stages(stages)
         self._state.unload(device.name, stages, coming)
+        self._drains.end(device.name, stages)
         for stage in stages:
             self._used.pop((device.name, stage), None)
-            self._loads.pop((device.name, stage), None)
+            self._loads.drop_stage(device.name, stage)
             self._idle.end(device.name, stage)
             self._state.tell.control(now, "stage.unload", "QL-13", device.name, stage=stage.id)
         self.counts.unloads += len(stages)

@@ -41,7 +41,7 @@ class InTheWay(NamedTuple):
 
 
 #: `Residency.close`.
-Closing = Callable[[Mapping[str, Iterable[Stage]]], None]
+Closing = Callable[[Mapping[str, Iterable[Stage]], int], None]
 
 
 @dataclass(slots=True)

@@ -103,7 +103,7 @@ class _Alone:
         self._loads: dict[tuple[int, int], tuple[int, int]] = {}
 
     def on_time(self, group: int) -> bool:
-        """Return whether some queue has a group on time in enough scenarios."""
+        """Return whether some queue may have a group on time: it has in more scenarios than may be left out."""
         t, data = self._t, self._data
         chain, due = data[t.chain + group], data[t.due + group]
         for queue in range(t.queues):
@@ -112,7 +112,8 @@ class _Alone:
             at, busy = (data[t.rate + queue] * t.groups + group) * t.scenarios, t.busy + queue * t.scenarios
             load, ends = self._load(queue, chain, group)
             latest = due - load
-            if sum(max(data[busy + s], ends) + data[t.judged + at + s] > latest for s in range(t.scenarios)) <= t.spare:
+            late = sum(max(data[busy + s], ends) + data[t.judged + at + s] > latest for s in range(t.scenarios))
+            if late < t.scenarios - t.spare:
                 return True
         return False
 

@@ -124,6 +124,7 @@ class Problem:
         alpha: Share of the scenarios in which a group has to be on time.
         rounds: Moves that annealing tries; 0: insertion only.
         seed: Of scenarios and moves.
+        common: Relative standard deviation of the error that all times of a scenario have in common, in 1/1024.
     """
 
     now: int
@@ -136,12 +137,15 @@ class Problem:
     alpha: float = 0.95
     rounds: int = 0
     seed: int = 0
+    common: int = 0
 
     def __post_init__(self) -> None:
         if not self.queues or len(self.rates) != len(self.queues):
             raise ValueError("a problem has at least one queue, and rates for each")
         if not 0.0 < self.alpha < 1.0 or not 1 <= self.scenarios <= 1024 or self.rounds < 0:
             raise ValueError("alpha is between 0 and 1, scenarios 1 to 1024, rounds at least 0")
+        if not 0 <= self.common <= SAME_SPEED:
+            raise ValueError("common is between 0 and 1024")
         if sum(group.members for group in self.groups) > MOST_MEMBERS:
             raise ValueError(f"a problem has at most {MOST_MEMBERS:,} requests")
         for group in self.groups:
@@ -177,8 +181,8 @@ class PlanScore:
 
     Fields:
         classes: By priority, the most urgent first: members of groups that are late with a probability above
-            1 - alpha, and the mean lateness in us, summed over members. Groups that would be late alone and first count
-            for neither, so that they drag no other ones with them.
+            1 - alpha, and the mean lateness in us, summed over members. Groups that would be late alone and first, with
+            a probability above alpha, count for neither, so that they drag no other ones with them.
         completion: Mean completion in us, summed over members.
     """
 

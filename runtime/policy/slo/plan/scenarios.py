@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 #: Denominator of normal scores.
 SCORE = 1024
 
+#: Separates the draws of what times have in common from those of each.
+_COMMON = 0x2545F4914F6CDD1D
+
 Integers = NDArray[np.int64]
 
 
@@ -33,6 +36,12 @@ def shuffled_scores(rows: int, count: int, seed: int) -> Integers:
 def draws(count: int, seed: int) -> Integers:
     """Return so many numbers from 0 up to 2^63."""
     return (PCG64(seed ^ 0x5DEECE66D).random_raw(count) >> np.uint64(1)).astype(np.int64)
+
+
+def common_factors(sigma: int, count: int, seed: int) -> Integers:
+    """Return by scenario the factor of all its times, in 1/1024. `sigma`: its standard deviation, likewise."""
+    scores: Integers = shuffled_scores(1, count, seed ^ _COMMON)[0]
+    return np.asarray(np.maximum(SCORE + sigma * scores // SCORE, SCORE // 8), dtype=np.int64)
 
 
 def samples(means: Integers, sigmas: Integers, scores: Integers) -> Integers:

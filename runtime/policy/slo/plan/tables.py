@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.policy.slo.plan.problem import HORIZON, SAME_SPEED, Problem
-from runtime.policy.slo.plan.scenarios import Integers, samples, shuffled_scores
+from runtime.policy.slo.plan.scenarios import SCORE, Integers, common_factors, samples, shuffled_scores
 
 #: Longest run of groups that moves at once.
 LONGEST_RUN = 4
@@ -137,6 +137,9 @@ def tables_of(problem: Problem) -> Tables:
     drain = samples(*_columns([each.drain for each in groups]), drawn[:size])
     execution = samples(*_columns([each.execution for each in groups]), drawn[size : 2 * size])
     busy = samples(*_columns([each.busy for each in queues]), drawn[2 * size :])
+    if problem.common:
+        shared = common_factors(problem.common, count, problem.seed)
+        drain, execution, busy = (each * shared // SCORE for each in (drain, execution, busy))
     members = np.array([each.members for each in groups], dtype=np.int64)
     waits = drain * (members - 1)[:, None] // members[:, None]
     judged = np.where(np.array([each.waits_only for each in groups], dtype=bool)[:, None], 0, execution)

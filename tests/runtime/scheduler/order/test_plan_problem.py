@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from runtime.config import ClusterConfig, ControlConfig, OrderConfig
@@ -10,9 +12,10 @@ from runtime.engine.fakes.integer_model import IntegerModel, counting_model
 from runtime.scheduler.order import plan_problem
 from runtime.scheduler.order.plan_problem import Planning, planning_of
 from runtime.scheduler.order.plan_solver import solution_of
-from tests.runtime.scheduler.order.test_planning import Planned, interleave
+from tests.runtime.scheduler.order.test_planning import Planned, finished, interleave, swapping
 from tests.runtime.scheduler.residency.test_swapping import family
 from tests.runtime.scheduler.virtual_cluster import MS
+from tests.runtime.virtual import request
 
 
 def cluster(models: list[IntegerModel], devices: int = 2, limit: int = 6_000) -> Planned:
@@ -125,3 +128,41 @@ def test_a_plan_for_other_cells_is_not_followed() -> None:
         made.tell(PlanSolved(command.number, solved.plan, "", 5))
         counters = made.scheduler.state().counters
         assert (counters.plans_used, counters.plans_rejected) == outcomes
+
+
+def test_requests_that_cannot_be_on_time_any_more_leave_their_planned_group() -> None:
+    """A group's deadline is its first member's: with a late one in it, a plan would give up the others, too."""
+    made, found = swapping(overload="queue"), list[tuple[bool, bool]]()
+    asked = [(f"a{number}", "m0", 40, 1_600, 1) for number in range(60)]
+    asked += [(f"c{number}", "m2", 4, 60_000, 1) for number in range(40)]
+    for name, model, tokens, slo_ms, at in (*asked, ("urgent", "m1", 200, 700, 20), ("late", "m1", 200, 700, 600)):
+        one = request(name, (1, 2, 3), model, max_tokens=tokens, ignore_eos=True)
+        made.ask(replace(one, arrival=at * MS, slo_ms=slo_ms), at=at * MS)
+    order = made.scheduler.order
+    assert order is not None
+
+    def look() -> None:
+        group = order.forecasts.groups.group_of("late")
+        assert group is not None
+        found.append((group.planned, group.key.late))
+
+    for at in (900, 1_500):
+        made.at(at * MS, look)
+    finished(made)
+    assert found == [(True, False), (True, True)]
+
+
+def test_scenarios_have_the_error_that_forecasts_had_in_common() -> None:
+    """At first an assumed one; then what outcomes tell: here all forecasts say half of what it takes."""
+    made = cluster(family(4))
+    interleave(made, 24, models=4)
+    made.run(until=30 * MS)
+    order, first = made.scheduler.order, planning(made)
+    assert order is not None
+    assert first is not None
+    assert first.problem.common == round(0.05 * 1024)
+    for _ in range(500):
+        order.forecasts._common.add(100 * MS, 0.0, 200 * MS)
+    second = planning(made)
+    assert second is not None
+    assert second.problem.common > 200

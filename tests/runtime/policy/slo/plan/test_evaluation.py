@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runtime.policy.residency.eviction import ResidentStage, StageWeights, footprint_of, stages_to_unload
 from runtime.policy.slo.plan.evaluation import Evaluator, evaluate
 from runtime.policy.slo.plan.problem import SAME_SPEED, Orders, PlanQueue, PlanScore, Problem, QueueRates, Spread
-from runtime.policy.slo.plan.scenarios import SCORE, shuffled_scores
+from runtime.policy.slo.plan.scenarios import SCORE, common_factors, shuffled_scores
 from tests.runtime.policy.slo.plan.problems import MIB, SECOND, group, problem
 
 
@@ -46,9 +46,11 @@ def _scenarios(made: Problem) -> list[Problem]:
     """Return a problem without variances for each scenario: the rows of scores are of drains, executions, queues."""
     size, found = len(made.groups), []
     scores = shuffled_scores(2 * size + len(made.queues), made.scenarios, made.seed).tolist()
+    common = common_factors(made.common, made.scenarios, made.seed).tolist()
 
     def exact(spread: Spread, row: int, scenario: int) -> Spread:
-        return Spread(max(spread.mean + spread.sigma * scores[row][scenario] // SCORE, spread.mean // 8))
+        own = max(spread.mean + spread.sigma * scores[row][scenario] // SCORE, spread.mean // 8)
+        return Spread(own * common[scenario] // SCORE)
 
     for s in range(made.scenarios):
         groups = tuple(
@@ -107,9 +109,8 @@ def _load(made: Problem, queue: int, some: list[int], place: int, resident: dict
 def _late_alone(made: Problem, scenarios: Sequence[Problem], i: int) -> bool:
     each = made.groups[i]
     able = [queue for queue in range(len(made.queues)) if made.runs(queue, each.chain)]
-    return all(
-        _too_often(made, [_ends(scenario, queue, [i])[0][2] - each.due for scenario in scenarios]) for queue in able
-    )
+    late = (sum(_ends(scenario, queue, [i])[0][2] > each.due for scenario in scenarios) for queue in able)
+    return all(count / made.scenarios >= made.alpha - 1e-12 for count in late)
 
 
 @st.composite
@@ -165,6 +166,7 @@ def _problems(draw: st.DrawFn) -> tuple[Problem, Orders]:
         scenarios=draw(st.sampled_from([1, 4, 7, 10])),
         alpha=draw(st.sampled_from([0.95, 0.9, 0.7, 0.5])),
         seed=draw(numbers(0, 9)),
+        common=draw(st.sampled_from([0, 100, 400])),
     )
     order = draw(st.permutations(range(len(groups))))
     cut = draw(numbers(0, len(groups))) if queues == 2 else len(groups)
