@@ -45,6 +45,8 @@ PARTS: Policies = {
     "read-ahead": _order("qlm", read_ahead=True),
     "one model at a time": _order("qlm", exclusive=True),
     "no run floor": _order("qlm", run_floor=0.0),
+    "drains not filled": _order("qlm", fill_drains=False),
+    "planned under overload": _order("qlm", overload="queue"),
     "whole steps": _order("qlm", cap_batches=False),
     "insertion alone": _order("qlm", plan_rounds=0),
 }
