@@ -1,7 +1,10 @@
-"""Solve plans on a thread of their own, off the scheduler's.
+"""Solve plans beside the scheduler: in a process, and until that is ready or where it is not, on a thread.
 
-The kernel is compiled there first, which takes some seconds; plans that are asked for meanwhile are solved by the plain
-one, with few rounds. Compiled code runs beside the interpreter.
+    solve -> thread: the process, once its kernel is compiled
+                     else the plain kernel here, with few rounds
+          -> answer
+
+A process that dies is not started again: plans are then made here.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from runtime.cluster.driver.plan_process import PlanProcess
 from runtime.control.scheduler_io import PlanSolved, SolvePlan
-from runtime.policy.slo.plan.compiled import PLAIN, PlanKernel, compile_kernel
+from runtime.policy.slo.plan.compiled import PLAIN
 from runtime.scheduler.order.plan_solver import PLAIN_ROUNDS, Solution, solution_of
 
 _log = logging.getLogger(__name__)
@@ -24,42 +28,52 @@ class PlanThread:
 
     def __init__(self, answer: Callable[[PlanSolved], None]) -> None:
         self._answer = answer
-        self._kernel: PlanKernel | None = None
+        self._process: PlanProcess | None = None
+        self._stopping = False
         self._commands: queue.SimpleQueue[SolvePlan | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name="zoo-plans", daemon=True),
-            threading.Thread(target=self._compile, name="zoo-plans-compile", daemon=True),
-        ]
+        self._thread = threading.Thread(target=self._run, name="zoo-plans", daemon=True)
+
+    @property
+    def process(self) -> PlanProcess | None:
+        """The process that solves, None while and where there is none."""
+        return self._process
 
     def start(self) -> None:
-        for each in self._threads:
-            each.start()
+        try:
+            self._process = PlanProcess()
+        except OSError:
+            _log.warning("no process for plans could be started; they are made by plain Python", exc_info=True)
+        self._thread.start()
 
     def solve(self, command: SolvePlan) -> None:
         """Queue a problem."""
         self._commands.put(command)
 
     def stop(self) -> None:
-        """End after the problem that is being solved."""
+        """End at once; what is being solved has no answer any more."""
+        self._stopping = True
         self._commands.put(None)
-
-    def _compile(self) -> None:
-        try:
-            self._kernel = compile_kernel()
-        except Exception:
-            _log.warning("the planner's kernel could not be compiled; plans are made by plain Python", exc_info=True)
+        if self._process is not None:
+            self._process.stop()
 
     def _run(self) -> None:
-        while (command := self._commands.get()) is not None:
+        while (command := self._commands.get()) is not None and not self._stopping:
             begun = time.monotonic_ns()
             try:
                 found = self._solve(command)
             except Exception as error:
                 _log.exception("a plan could not be solved")
                 found = Solution(None, f"the planner failed: {type(error).__name__}")
+            if self._stopping:
+                return
             self._answer(PlanSolved(command.number, found.plan, found.why, time.monotonic_ns() - begun))
 
     def _solve(self, command: SolvePlan) -> Solution:
-        if self._kernel is None:
-            return solution_of(command, PLAIN, min(command.problem.rounds, PLAIN_ROUNDS))
-        return solution_of(command, self._kernel)
+        if self._process is not None and self._process.ready:
+            found = self._process.solve(command)
+            if found is not None:
+                return found
+            if not self._stopping:
+                _log.warning("the process for plans has died; they are made by plain Python")
+                self._process = None
+        return solution_of(command, PLAIN, min(command.problem.rounds, PLAIN_ROUNDS))

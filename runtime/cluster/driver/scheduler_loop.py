@@ -90,7 +90,9 @@ class SchedulerLoop:
         self._changes, self.unavailable_models = PendingUpdates(), UnavailableModels()
         self._asked: deque[Callable[[int], None]] = deque()
         self._arrivals: deque[SequenceRequest] = deque()
-        self._plans = None if scheduler.plans is None else PlanThread(self._answered)
+        # Models that are all there at once need no plans (`scheduler.order.plan_problem`).
+        plans = scheduler.plans is not None and scheduler.residency.on
+        self._plans = PlanThread(self._answered) if plans else None
         self.pool = None if scheduler.lending.talks is None else self._pool(scheduler.lending.config)
         self._stopping = False
         self._next_tick = 0
