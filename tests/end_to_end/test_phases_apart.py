@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from benchmarks.serving.phases_apart import SIDES, measured, requests_of
+from benchmarks.roles.phases_apart import SIDES, measured, requests_of
 from tests import checkpoints
 from tests.chains import put_chain, put_stitch
 from zoo.api import Zoo

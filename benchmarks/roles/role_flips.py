@@ -1,6 +1,6 @@
 """Measure changes of an agent's role under load (TetriInfer, section 3.5; TI-27).
 
-    python -m benchmarks.serving.role_flips STORE MODEL [--flips 20] [--clients 4] [--tokens 60] [--output FILE]
+    python -m benchmarks.roles.role_flips STORE MODEL [--flips 20] [--clients 4] [--tokens 60] [--output FILE]
 
 `zoo serve` runs three agent processes: one for prompts, one that decodes, and one that changes from prompts to decoding
 and back, `--flips` times in all, while clients ask one request after another. Each request is answered before without

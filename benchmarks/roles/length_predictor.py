@@ -1,6 +1,6 @@
 """Measure what predicting lengths costs the prompts beside which it runs (TI-13, Figure 17).
 
-    python -m benchmarks.serving.length_predictor STORE MODEL [--agents 1] [--prompts 40,400] [--requests 24]
+    python -m benchmarks.roles.length_predictor STORE MODEL [--agents 1] [--prompts 40,400] [--requests 24]
         [--burst 16] [--rounds 5] [--output FILE]
 
 MODEL has a predictor (`zoo lengths MODEL`). Sides are `off`, `parallel` and `sequential`, each with a driver of its own

@@ -1,6 +1,6 @@
 """Measure orders of prompts on the real engine (TI-06 to TI-08).
 
-    python -m benchmarks.serving.prompt_order STORE MODEL [--requests 48] [--light 8,32] [--heavy 513,900]
+    python -m benchmarks.roles.prompt_order STORE MODEL [--requests 48] [--light 8,32] [--heavy 513,900]
         [--tokens 8] [--side off]… [--rounds 2] [--output FILE]
 
 Requests with random prompts come at once, half of them light and half heavy, in an order that is drawn. A side is

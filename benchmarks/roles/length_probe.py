@@ -1,6 +1,6 @@
 """Measure how often served probes are right: forecasts made in prompts' steps beside the lengths of the answers.
 
-    python -m benchmarks.serving.length_probe STORE MODEL [--agents 1] [--number 1800] [--output FILE]
+    python -m benchmarks.roles.length_probe STORE MODEL [--agents 1] [--number 1800] [--output FILE]
 
 MODEL has a probe (`zoo lengths MODEL --kind probe`). Of the questions that `zoo lengths` asks, those that scored it, of
 which it did not learn, are asked of a served model (`--lengths probe`) and answered to the end. `accuracy` at each

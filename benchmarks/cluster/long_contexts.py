@@ -1,6 +1,6 @@
 """Measure a request that is longer than its agent's memory: its answer, and what lent pages cost (IL-01, IL-27).
 
-    python -m benchmarks.serving.long_contexts STORE MODEL [--prompt 8100] [--tokens 32] [--agents 5] [--pool 45MiB]
+    python -m benchmarks.cluster.long_contexts STORE MODEL [--prompt 8100] [--tokens 32] [--agents 5] [--pool 45MiB]
         [--output FILE]
 
 `alone`: `zoo serve` with one agent that holds all K and V. `lent`: `--agents`, each with a pool of `--pool`, the model

@@ -1,6 +1,6 @@
 """Measure what a stream of long prompts costs decodes beside it: on the same devices, and on separate ones (TI-02).
 
-    python -m benchmarks.serving.prompts_beside_decodes STORE MODEL [--decodes 8] [--tokens 160] [--prompt 512]
+    python -m benchmarks.roles.prompts_beside_decodes STORE MODEL [--decodes 8] [--tokens 160] [--prompt 512]
         [--answer 1] [--rounds 3] [--output FILE]
 
 Two agent processes of one thread each. `apart` has `--roles prefill,decode`, `mixed` has none (each agent runs both).

@@ -1,6 +1,6 @@
 """Compare answers with prompts and decoding on separate agent processes with those of one device (TI-02, TI-15).
 
-    python -m benchmarks.serving.phases_apart STORE MODEL … [--requests 64] [--sides NAME …] [--output FILE]
+    python -m benchmarks.roles.phases_apart STORE MODEL … [--requests 64] [--sides NAME …] [--output FILE]
 
 Each side is a `zoo serve` of its own, and answers the same requests, eight at a time, over HTTP: of all models in turn;
 greedy, sampled, with penalties, and with log-probabilities; with prompts of one to five chunks of 64 tokens, some of

@@ -1,0 +1,1 @@
+"""Prompts and decoding apart: hand-offs, role changes, orders of prompts, and predicted lengths (TetriInfer)."""
