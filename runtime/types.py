@@ -25,6 +25,7 @@ class SamplingParams:
     Fields:
         seed: A sequence's tokens depend only on its model, its prompt and these parameters. The frontend draws a seed
             where the request has none, so that a preempted sequence continues with the same tokens.
+        grammar: Grammar that the answer is constrained to (`runtime.grammars.sources`); empty for none.
         logprobs, prompt_logprobs: Number of alternatives reported beside each token; None reports no log-probabilities.
     """
 
@@ -43,6 +44,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
 
     @property
     def greedy(self) -> bool:

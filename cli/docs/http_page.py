@@ -19,6 +19,7 @@ from cli.docs.tables import code, table
 from runtime.config import ServerConfig
 from runtime.control.counters import AgentCounters, AgentState
 from runtime.frontend.served_models import ServedModels
+from runtime.grammars.checking import GrammarChecker
 from runtime.queueing.journal import JournalCounts
 from runtime.scheduler.observe.snapshot import (
     ChainPicture,
@@ -204,7 +205,7 @@ def _state() -> Iterator[str]:
 def _metrics() -> Iterator[str]:
     """Yield every metric with its type."""
     yield from ("`vllm:` names mean what they mean in vLLM; a counter's samples end in `_total`.", "")
-    metrics = Metrics(cast(Driver, _Silent()))
+    metrics = Metrics(cast(Driver, _Silent()), GrammarChecker())
     metrics.registry.register(QueueCollector(cast(DurableRuns, _NoQueue())))
     families = metrics.registry.collect()
     yield from table(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from cli.shared.documents import model_document
 from cli.shared.output import say
 from runtime.frontend.served_models import ServedModel, defaults_from
-from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt, adapt_core
-from runtime.frontend.tokenizer_files import read_tokenizer
+from runtime.frontend.stored_tokenizer import config_of, stored_tokenizer, tokenizer_files_of
+from runtime.frontend.tokenizer import NoTokenizer, Tokenizer
 from runtime.heap import give_back_memory
 from runtime.types import ModelSpec
 from zoo.errors import InputError, StoreError
@@ -22,49 +22,19 @@ from zoo.views.exits import chain_id, exit_ids
 if TYPE_CHECKING:
     from zoo.api import ModelHandle, Zoo
 
-#: Files that contain a vocabulary; tokenizer_config.json alone has none.
-_TOKENIZER_FILES = frozenset(
-    [
-        "tokenizer.json",
-        "tokenizer.model",
-        "vocab.json",
-        "vocab.txt",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-        "tekken.json",
-    ]
-)
-
 
 def tokenizer_of(model: ModelHandle) -> Tokenizer:
     """Return the model's tokenizer.
 
     Without a usable one, print a note and return `NoTokenizer` (token ids still work).
     """
-    if not any(side.path in _TOKENIZER_FILES or side.path.endswith(".tiktoken") for side in model.manifest.side_files):
-        # transformers would make an empty tokenizer of the family's class, which turns every text into no tokens.
-        say(f"note: {model.name} takes token ids only: it brought no tokenizer")
-        return NoTokenizer()
     try:
-        files = read_tokenizer(
-            _config_of(model), model.side_file, frozenset(side.path for side in model.manifest.side_files)
-        )
-        if files is not None:
-            return adapt_core(files.core, files.chat)
-        return adapt(model.tokenizer())
+        return stored_tokenizer(model)
     except StoreError:
         raise
     except InputError as error:
         say(f"note: {model.name} takes token ids only: {error}")
         return NoTokenizer()
-
-
-def _config_of(model: ModelHandle) -> Mapping[str, Any]:
-    """Return the model's config, empty if it has none that can be read, such as an adapter without its base."""
-    try:
-        return model.config
-    except (InputError, ValueError):
-        return {}
 
 
 class ZooSource:
@@ -101,14 +71,8 @@ class ZooSource:
             self._tokenizer(self._zoo.model(name))
 
     def _tokenizer(self, model: ModelHandle) -> Tokenizer:
-        files = sorted((side.path, side.blob) for side in model.manifest.side_files if _is_tokenizers(side.path))
-        key = json.dumps([files, _config_of(model)], sort_keys=True, default=str)
+        key = json.dumps([tokenizer_files_of(model), config_of(model)], sort_keys=True, default=str)
         if key not in self._tokenizers:
             self._tokenizers[key] = tokenizer_of(model)
             give_back_memory()
         return self._tokenizers[key]
-
-
-def _is_tokenizers(path: str) -> bool:
-    """Return whether a side file may be one of a tokenizer: not a config of weights or of generation."""
-    return not path.endswith(("config.json", "README.md")) or path.endswith("tokenizer_config.json")

@@ -13,14 +13,17 @@ Defaults:
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from blake3 import blake3
 
 from runtime.frontend.errors import RequestError, too_long
 from runtime.frontend.schemas import ChatBody, ChatMessage, CompletionBody
 from runtime.frontend.served_models import ServedModel
+from runtime.frontend.structured import answer_grammar
+from runtime.grammars.checking import GrammarChecker
 from runtime.types import SamplingParams, SequenceRequest
 
 COMPLETION_TOKENS = 16
@@ -34,10 +37,12 @@ class Limits:
     Fields:
         max_choices: Choices per prompt (`n`).
         max_sequences: Sequences in total.
+        grammars: What checks the grammars of answers; None: no answer may have one.
     """
 
     max_choices: int = 64
     max_sequences: int = 4096
+    grammars: GrammarChecker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class Generation:
         usage_chunk: Whether a stream ends with a chunk of token counts.
         echo: Whether the answer begins with the prompt.
         logprobs: Alternatives per token; None for no log-probabilities at all.
+        accepts: Whether a whole answer is one of the grammar; None without a grammar.
     """
 
     receipt: Receipt
@@ -89,6 +95,7 @@ class Generation:
     echo: bool = False
     logprobs: int | None = None
     return_token_ids: bool = False
+    accepts: Callable[[str], bool] | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -101,7 +108,8 @@ class Generation:
 def assemble_completion(body: CompletionBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
     """Return the sequences of a completion request. Raises RequestError 400."""
     prompts = _completion_prompts(body, model)
-    sampling = tuple(_completion_sampling(body, model, len(prompt.tokens)) for prompt in prompts)
+    grammar = answer_grammar(body, model, limits.grammars)
+    sampling = tuple(_completion_sampling(body, model, len(prompt.tokens), grammar) for prompt in prompts)
     return Generation(
         receipt=receipt,
         chat=False,
@@ -114,7 +122,12 @@ def assemble_completion(body: CompletionBody, model: ServedModel, receipt: Recei
         echo=bool(body.echo),
         logprobs=body.logprobs,
         return_token_ids=bool(body.return_token_ids),
+        accepts=_accepting(grammar, limits),
     )
+
+
+def _accepting(grammar: str, limits: Limits) -> Callable[[str], bool] | None:
+    return partial(limits.grammars.accepts, grammar) if grammar and limits.grammars is not None else None
 
 
 def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
@@ -126,7 +139,8 @@ def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: 
     if wanted == 0:
         raise RequestError("max_tokens must be at least 1", param="max_tokens")
     room = _room(wanted, len(prompt.tokens), model.spec.max_model_len, model.spec.max_model_len, "messages")
-    sampling = _sampling(body, model, room, logprobs, None)
+    grammar = answer_grammar(body, model, limits.grammars)
+    sampling = _sampling(body, model, room, logprobs, None, grammar)
     return Generation(
         receipt=receipt,
         chat=True,
@@ -138,6 +152,7 @@ def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: 
         usage_chunk=body.usage_chunk,
         logprobs=logprobs,
         return_token_ids=bool(body.return_token_ids),
+        accepts=_accepting(grammar, limits),
     )
 
 
@@ -186,11 +201,11 @@ def _room(wanted: int | None, prompt: int, limit: int, default: int, param: str)
     return wanted
 
 
-def _completion_sampling(body: CompletionBody, model: ServedModel, prompt: int) -> SamplingParams:
+def _completion_sampling(body: CompletionBody, model: ServedModel, prompt: int, grammar: str) -> SamplingParams:
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens must be at least 1 (0 only with echo)", param="max_tokens")
     room = _room(body.max_tokens, prompt, model.spec.max_model_len, COMPLETION_TOKENS, "prompt")
-    return _sampling(body, model, room, body.logprobs, body.logprobs if body.echo else None)
+    return _sampling(body, model, room, body.logprobs, body.logprobs if body.echo else None, grammar)
 
 
 def _chat_logprobs(body: ChatBody) -> int | None:
@@ -205,6 +220,7 @@ def _sampling(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    grammar: str,
 ) -> SamplingParams:
     defaults = model.defaults
     min_tokens = body.min_tokens or 0
@@ -225,6 +241,7 @@ def _sampling(
         min_tokens=min_tokens,
         ignore_eos=bool(body.ignore_eos),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        grammar=grammar,
     )
 
 

@@ -77,6 +77,7 @@ class AnswerChoice:
         self._wants_logprobs = generation.logprobs is not None
         self._offsets = _Offsets(generation.model.tokenizer)
         self._prompt_logprobs: list[PromptLogprobs] = []
+        self._accepts, self._answer = generation.accepts, list[str]()
 
     def add_events(self, events: Iterable[TokenEvent]) -> TextPiece:
         """Process all events of one step for this choice. Events after its end are ignored."""
@@ -92,7 +93,7 @@ class AnswerChoice:
                 tokens.append(event.token)
                 entries += self._entry(event)
             text.append(self._advance(event))
-            error = event.error
+            error = event.error or self._incomplete(event)
             cut = self._stops.stopped and event.finish is None
         self.tokens += len(tokens)
         return TextPiece(
@@ -121,6 +122,8 @@ class AnswerChoice:
         text = "" if silent else self._text.push(event.token or 0)
         if event.finish is not None:
             text += self._text.finish()
+        if self._accepts is not None:
+            self._answer.append(text)
         given = self._stops.push(text, counts=self._min_tokens < 0)
         if self._stops.stopped:
             self.finish = "stop"
@@ -128,6 +131,15 @@ class AnswerChoice:
             given += self._stops.finish()
             self.finish = event.finish
         return given
+
+    def _incomplete(self, event: TokenEvent) -> str | None:
+        """Return an error if the model ended an answer that its grammar does not accept, which its limits can cause."""
+        if self._accepts is None or event.finish != "stop" or event.token not in self._model.spec.eos_token_ids:
+            return None
+        if self._stops.stopped or self._accepts("".join(self._answer)):
+            return None
+        self.finish = "error"
+        return "the answer is not complete: following its grammar took more than the limits allow"
 
     def _entry(self, event: TokenEvent) -> list[TokenEntry]:
         if not self._wants_logprobs or event.token is None:

@@ -45,6 +45,36 @@ class StreamOptions(_Body):
     include_usage: bool | None = None
 
 
+class JsonSchemaFormat(_Body):
+    """A schema that answers follow. They follow it exactly, whether `strict` or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Any = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """The requested format: text, json_object, json_schema."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(_Body):
+    """vLLM's form of the same: one of the first five."""
+
+    json_: Any = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+
 class _Generation(_Body):
     """Fields of both endpoints. None means not given (clients also send null for that)."""
 
@@ -62,7 +92,13 @@ class _Generation(_Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
         default=None, max_length=MAX_BIASES
     )
+    response_format: ResponseFormat | None = None
     # Beyond OpenAI, with vLLM's names.
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
@@ -116,12 +152,6 @@ class ChatMessage(_Body):
     audio: Any = None
 
 
-class ResponseFormat(_Body):
-    """The requested format; only plain text is served."""
-
-    type: str
-
-
 class ChatBody(_Generation):
     """POST /v1/chat/completions."""
 
@@ -133,7 +163,6 @@ class ChatBody(_Generation):
     functions: Any = None
     audio: Any = None
     modalities: list[str] | None = None
-    response_format: ResponseFormat | None = None
 
 
 B = TypeVar("B", CompletionBody, ChatBody)
@@ -184,8 +213,6 @@ def _refuse_in_chat(body: ChatBody) -> None:
         raise unsupported("tools" if body.tools else "functions", "this server calls no tools")
     if body.audio or any(kind != "text" for kind in body.modalities or ()):
         raise unsupported("audio" if body.audio else "modalities", "models here write text only")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", "answers are plain text; constrained decoding is not built")
     for message in body.messages:
         _refuse_in_message(message)
 

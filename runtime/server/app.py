@@ -115,6 +115,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             stack.push_async_callback(membership.stop)
         yield
     app.state.service.workers.shutdown(wait=False, cancel_futures=True)
+    app.state.service.grammars.close()
 
 
 async def _park(app: FastAPI) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from runtime.config import ServerConfig
 from runtime.frontend.served_models import ServedModels
+from runtime.grammars.checking import GrammarChecker
 from runtime.server.capacity import Gate
 from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.metrics import Metrics
@@ -35,6 +36,7 @@ class Service:
         trace: The trace file's sink, None without `--trace`.
         changing: Held while a model is loaded or unloaded.
         durable: The requests that outlive the server, None without `--queue`.
+        grammars: What checks the grammars of answers.
     """
 
     driver: Driver
@@ -47,6 +49,7 @@ class Service:
     trace: Trace | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     durable: DurableRuns | None = None
+    grammars: GrammarChecker = field(kw_only=True)
 
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run a CPU-bound function on a worker thread."""
@@ -61,13 +64,15 @@ def make_service(
     trace: Trace | None,
     queue: QueueDatabase | None = None,
 ) -> Service:
+    grammars = GrammarChecker()
     service = Service(
         driver=driver,
         models=models,
         source=source,
         config=config,
         gate=Gate(config.max_queued),
-        metrics=Metrics(driver),
+        metrics=Metrics(driver, grammars),
+        grammars=grammars,
         workers=ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="zoo-frontend"),
         trace=trace,
     )

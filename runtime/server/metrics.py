@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from runtime.control.counters import AgentState
+from runtime.grammars.checking import GrammarChecker
 from runtime.server.interfaces import Driver
 from runtime.types import FinishReason
 
@@ -111,7 +112,7 @@ class ModelMetrics:
 class Metrics:
     """All metrics of `/metrics`."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, grammars: GrammarChecker) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         label = ["model_name"]
         self.prompt_tokens = self._counter(
@@ -134,7 +135,7 @@ class Metrics:
             "vllm:request_generation_tokens", "Generated tokens per sequence.", _TOKENS
         )
         self.steps = _StepCollector()
-        for collector in (self.steps, _DriverCollector(driver)):
+        for collector in (self.steps, _DriverCollector(driver), _GrammarCollector(grammars)):
             self.registry.register(collector)
         self._models: dict[str, ModelMetrics] = {}
 
@@ -194,6 +195,22 @@ class _StepCollector(Collector):
             tokens.add_metric([model], tally.tokens)
             between.add_metric([model], tally.buckets(), tally.seconds)
         yield from (tokens, between)
+
+
+class _GrammarCollector(Collector):
+    """Collector that reads the counters of what checks grammars of answers once per scrape."""
+
+    def __init__(self, checker: GrammarChecker) -> None:
+        self._checker = checker
+
+    def collect(self) -> Iterator[Metric]:
+        checked = CounterMetricFamily(
+            "blockzoo:grammars_checked", "Grammars of answers that were compiled, by result.", labels=["result"]
+        )
+        checked.add_metric(["passed"], self._checker.passed)
+        checked.add_metric(["refused"], self._checker.refused - self._checker.given_up)
+        checked.add_metric(["given_up"], self._checker.given_up)
+        yield checked
 
 
 class _DriverCollector(Collector):

@@ -36,7 +36,7 @@ class Prepared:
 
 def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: bytes, receipt: Receipt) -> Prepared:
     """Parse, tokenize and check a body. Runs on a worker thread. Raises RequestError."""
-    limits = Limits(service.config.max_choices, service.config.max_queued)
+    limits = Limits(service.config.max_choices, service.config.max_queued, service.grammars)
     if kind is ChatBody:
         chat = parse(ChatBody, raw)
         model = model_for(service, chat)

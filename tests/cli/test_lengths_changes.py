@@ -15,6 +15,7 @@ from cli.serving.options import gather
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.engine.catalog import length_predictors
 from runtime.engine.catalog.length_predictors import StoredPredictors
+from runtime.grammars.checking import GrammarChecker
 from runtime.server.metrics import Metrics
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.models.remove import remove
@@ -47,7 +48,11 @@ def serving(zoo: Zoo) -> Iterator[ClusterDriver]:
 
 
 def shown(driver: ClusterDriver) -> dict[str, float]:
-    lines = [line.split() for line in Metrics(driver).text().decode().splitlines() if not line.startswith("#")]
+    lines = [
+        line.split()
+        for line in Metrics(driver, GrammarChecker()).text().decode().splitlines()
+        if not line.startswith("#")
+    ]
     return {
         name.removeprefix("blockzoo:").removesuffix("_total"): float(value) for name, value in lines if "{" not in name
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runtime.chains import Stage
 from runtime.engine.models.components import SharedComponent
+from runtime.engine.sampling.constraints import Constraint, Constraints
 from runtime.kv.transfers import put
 from runtime.loans import with_change
 from runtime.types import CameBack, ModelSpec, PlaceChange, SentAway, SequenceRequest
@@ -32,6 +33,7 @@ class Held:
         slot: Its row in the model's page tables.
         groups: Page groups in its table.
         away: What other devices hold of it, the first tokens first.
+        constraint: The grammar that its answer follows.
     """
 
     request: SequenceRequest
@@ -39,6 +41,7 @@ class Held:
     slot: int
     groups: int = 0
     away: tuple[SentAway, ...] = ()
+    constraint: Constraint | None = None
 
 
 class PageTables:
@@ -97,6 +100,7 @@ class LoadedModel:
         widened: Whether they are float32 inside a step (`engine.layers.mixed_precision`).
         sequences: Open sequences by name.
         probe: What forecasts lengths of answers here, its component counted from the stage's first one; None: nothing.
+        constraints: What makes the constraints of its sequences; None where no sequence may have a grammar.
     """
 
     manifest: ModelManifest
@@ -110,6 +114,7 @@ class LoadedModel:
     widened: bool = False
     sequences: dict[str, Held] = field(default_factory=dict)
     probe: LengthProbe | None = None
+    constraints: Constraints | None = None
     _chain: tuple[str, ...] = ()
     _drops_from: int = 0
     _rests: dict[int, LoadedModel] = field(default_factory=dict)
@@ -173,7 +178,11 @@ class LoadedModel:
 
     def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
         """Open a sequence: allocate its slot in the page tables."""
-        self.sequences[request.seq] = Held(request, list(output), self.tables.open())
+        held = self.sequences[request.seq] = Held(request, list(output), self.tables.open())
+        if request.sampling.grammar and self.constraints is not None and self.has_head:
+            held.constraint = self.constraints.open(self.manifest, self.spec, request.sampling)
+            if held.constraint is not None:
+                held.constraint.prepare(output)
 
     def change_place(self, one: PlaceChange) -> None:
         """Record that another device has page sets of a sequence, or no longer; one that is not open is ignored."""

@@ -24,6 +24,7 @@ from runtime.engine.models.private_copy import manifest_for
 from runtime.engine.models.servable import Executor, servable, stored_dtype
 from runtime.engine.models.swapped import read_model
 from runtime.engine.models.versions import check_version, unpinned
+from runtime.engine.sampling.constraints import Constraints
 from runtime.kv.pool import Pages, PageSizes
 from runtime.types import ModelSpec
 from surgery.families.settings import context_length
@@ -65,6 +66,7 @@ class ModelRegistry:
             idle_bytes=config.host_memory_bytes,
         )
         self.models: dict[str, LoadedModel] = {}
+        self._constraints = Constraints(store)
         self._alone: dict[str, int] = {}  # bytes of each model's tensors
         self._coming: dict[str, _Stored] = {}  # stages that are about to be loaded
 
@@ -99,6 +101,7 @@ class ModelRegistry:
                     self.units.end_preparation(part.id)
         if self._config.length_probes and part is not None:
             model.probe = stage_probe(self._store, name, part, model.widths, self.units.device)
+        model.constraints = self._constraints
         self.models[known] = model
         self._alone[known] = sum(tensor.nbytes for tensor in model.manifest.tensors)
         give_back()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtime.engine.models.loaded import Held
 from runtime.engine.sampling.row_request import PartScores, PromptPart, asks_prompt, draw_of, prompt_part
-from runtime.engine.sampling.sampler import Drawn, Largest, draw, penalises, stock_largest
+from runtime.engine.sampling.sampler import Drawn, Largest, draw, reads_output, stock_largest
 from runtime.engine.step.batch import ModelBatch
 from runtime.kv.transfers import put
 from runtime.types import PromptLogprobs, Row, Sampled
@@ -100,6 +100,8 @@ class Sampling:
                 for held, draw, one in zip(self._held[name], drawn.draws, told, strict=True):
                     del held.output[draw.generated :]
                     held.output.append(one.token)
+                    if held.constraint is not None:
+                        held.constraint.prepare(held.output)
                 sampled.extend(told)
             self._outcome = Outcome(tuple(sampled), tuple(part.read() for part in self._prompts))
         return self._outcome
@@ -118,7 +120,7 @@ def sampling_of(
         wanted: the rows with wanted logits, by model.
         logits: [wanted rows, vocabulary] by model.
         before: the sampling of the preceding step if it may not have been read yet. It is read first if an awaiting row
-            has penalties, which depend on the tokens produced so far.
+            has penalties or a grammar, which depend on the tokens produced so far.
     """
     made = Sampling()
     for name, batch in batches.items():
@@ -152,7 +154,7 @@ def _finish(
         return
     held = [batch.model.sequences[row.seq] for row in rows]
     if before is not None and any(
-        row.awaits and penalises(one.request.sampling) for row, one in zip(rows, held, strict=True)
+        row.awaits and reads_output(one.request.sampling) for row, one in zip(rows, held, strict=True)
     ):
         before.read()
     picked = logits if len(chosen) == logits.shape[0] else logits[put(chosen, logits.device)]

@@ -64,4 +64,4 @@ def draw_of(model: LoadedModel, row: Row) -> Draw:
     # A row may start again before tokens that a speculated row has sampled (BL-25).
     produced = held.output if len(held.output) <= row.generated else held.output[: row.generated]
     stops = tuple(dict.fromkeys((*model.spec.eos_token_ids, *params.stop_token_ids)))
-    return Draw(row.seq, params, row.generated, held.request.prompt, produced, stops)
+    return Draw(row.seq, params, row.generated, held.request.prompt, produced, stops, held.constraint)

@@ -1,8 +1,8 @@
 """Sample tokens from logits, for all rows of a step at once.
 
-Order of operations, as in vLLM: logit bias, minimum-length masking, repetition, frequency and presence penalties,
-temperature, then top-k, top-p and min-p on the scaled distribution, then one draw. Log-probabilities are of the raw
-logits.
+Order of operations, as in vLLM: the grammar's mask, logit bias, minimum-length masking, repetition, frequency and
+presence penalties, temperature, then top-k, top-p and min-p on the scaled distribution, then one draw.
+Log-probabilities are of the raw logits; of a row with a grammar, of its masked ones, as in vLLM.
 
 Sampled tokens stay on the device until they are read, so the next step can start from them before the host has seen
 them. Only penalties read tokens on the host, and wait for them.
@@ -23,6 +23,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from runtime.engine.sampling.constraints import Constraint
 from runtime.kv.transfers import Fetch, put
 from runtime.types import Logprob, Sampled, SamplingParams
 
@@ -49,6 +50,7 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
         generated: Tokens produced so far, the index of this one.
         prompt, output: Tokens that penalties count.
         stops: Ids that are masked until `min_tokens` are produced.
+        constraint: The grammar that its tokens follow.
     """
 
     seq: str
@@ -57,6 +59,7 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     prompt: Sequence[int]
     output: Sequence[int]
     stops: tuple[int, ...]
+    constraint: Constraint | None = None
 
 
 def uniform(seed: int, index: int) -> float:
@@ -99,7 +102,7 @@ def draw(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest
         draws: one per row.
         largest: the argmax function for greedy rows.
     """
-    raw = logits.float()
+    raw = _constrained(logits.float(), logits, draws)
     shaped = _shape(raw, draws)
     tokens = largest(shaped)
     picked = [row for row, draw in enumerate(draws) if not draw.params.greedy]
@@ -109,17 +112,40 @@ def draw(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest
     return Drawn(draws, tokens, Fetch(tokens), _scores(raw, tokens, draws))
 
 
+def _constrained(raw: Tensor, given: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Return the logits with minus infinity where a row's grammar forbids a token; other rows are unchanged.
+
+    `given` is not modified, of which `raw` may be a view.
+    """
+    rows = [row for row, draw in enumerate(draws) if draw.constraint is not None]
+    if not rows:
+        return raw
+    out = raw.clone() if raw.data_ptr() == given.data_ptr() else raw
+    for row in rows:
+        draw = draws[row]
+        if draw.constraint is not None:
+            blocked = draw.constraint.blocked(draw.output)
+            out[row, : len(blocked)].masked_fill_(blocked.to(out.device), -math.inf)
+            out[row, len(blocked) :].fill_(-math.inf)
+    return out
+
+
 def _shape(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Apply biases, masks and penalties to the rows that have any; return the input itself if none has."""
     out = logits
     for row, draw in enumerate(draws):
-        if not reshapes(draw):
+        if not _is_shaped(draw):
             continue
         if out is logits:
             out = logits.clone()
         _bias_(out[row], draw)
         _penalise_(out[row], draw)
     return out
+
+
+def reads_output(params: SamplingParams) -> bool:
+    """Return whether the choice of a sequence's next token reads the tokens it already has: penalties, a grammar."""
+    return penalises(params) or bool(params.grammar)
 
 
 def penalises(params: SamplingParams) -> bool:
@@ -129,7 +155,12 @@ def penalises(params: SamplingParams) -> bool:
 
 def reshapes(draw: Draw) -> bool:
     """Return whether a row's logits are changed before its token is chosen."""
-    return bool(draw.params.logit_bias) or draw.generated < draw.params.min_tokens or penalises(draw.params)
+    return bool(draw.params.grammar) or _is_shaped(draw)
+
+
+def _is_shaped(draw: Draw) -> bool:
+    params = draw.params
+    return bool(params.logit_bias) or draw.generated < params.min_tokens or penalises(params)
 
 
 def _bias_(row: Tensor, draw: Draw) -> None:
@@ -289,7 +320,9 @@ class LogitScores:
         rows = []
         for row, count in enumerate(self._wanted):
             pairs = zip(ids[row][:count], values[row][:count], strict=True)
-            rows.append(RowLogprobs(own[row], tuple(Logprob(token, value) for token, value in pairs)))
+            # Minus infinity is no alternative: a grammar forbids it.
+            likely = tuple(Logprob(token, value) for token, value in pairs if value != -math.inf)
+            rows.append(RowLogprobs(own[row], likely))
         return rows
 
     def row(self, at: int) -> RowLogprobs:

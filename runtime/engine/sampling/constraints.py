@@ -1,0 +1,91 @@
+"""Constrain sequences to their grammars: masks of allowed tokens, computed on a thread of their own.
+
+    opened, or a step's tokens read --prepare--> thread: grammar follows the tokens, next mask
+    next step's logits              --blocked--> the mask, usually ready since the model's layers took longer
+
+llguidance releases Python's lock while it works. A mask is a function of (grammar, output), so what the thread has
+prepared is used only for the same output, and anything else is computed anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from runtime.grammars.compiled import CompiledGrammars
+from runtime.grammars.state import GrammarState
+from runtime.grammars.vocabulary import vocabulary_of
+from runtime.types import ModelSpec, SamplingParams
+from zoo.manifest import ModelManifest
+from zoo.store import Store
+
+#: Vocabularies of which compiled grammars are kept.
+_VOCABULARIES = 8
+
+
+class Constraint:
+    """The constraint of one open sequence."""
+
+    def __init__(self, state: Callable[[], GrammarState], thread: ThreadPoolExecutor) -> None:
+        self._make, self._thread = state, thread
+        self._state: GrammarState | None = None
+        self._prepared: tuple[int, ...] = ()
+        self._mask: Future[Tensor] | None = None
+
+    def blocked(self, output: Sequence[int]) -> Tensor:
+        """Return which tokens may not follow the output: [logits] of bool. Raises what reading a vocabulary raises."""
+        mask, tokens = self._mask, tuple(output)
+        if mask is None or self._prepared != tokens:
+            mask = self.prepare(tokens)
+        return mask.result()
+
+    def prepare(self, output: Sequence[int]) -> Future[Tensor]:
+        """Begin the mask behind an output on the thread, in the order of the calls."""
+        self._prepared = tuple(output)
+        self._mask = self._thread.submit(self._compute, self._prepared)
+        return self._mask
+
+    def _compute(self, output: tuple[int, ...]) -> Tensor:
+        if self._state is None:
+            self._state = self._make()
+        return torch.from_numpy(self._state.blocked(output))
+
+
+class Constraints:
+    """The constraints of a device's sequences, and the grammars compiled for its models' vocabularies."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._grammars: dict[object, CompiledGrammars] = {}
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+
+    def open(self, manifest: ModelManifest, spec: ModelSpec, sampling: SamplingParams) -> Constraint | None:
+        """Return the constraint of a sequence, None for one without a grammar."""
+        if not sampling.grammar:
+            return None
+        # One thread: a sequence's masks are computed in order, and no step waits for more than one mask per row.
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="zoo-masks")
+        grammar, ends = sampling.grammar, spec.eos_token_ids
+        return Constraint(
+            lambda: GrammarState(self._compiled(manifest, spec), grammar, spec.vocab_size, ends), self._thread
+        )
+
+    def _compiled(self, manifest: ModelManifest, spec: ModelSpec) -> CompiledGrammars:
+        from runtime.frontend.stored_tokenizer import config_of, stored_tokenizer, tokenizer_files_of
+        from zoo.handle import ModelHandle
+
+        handle = ModelHandle(self._store, manifest)
+        files = tuple(tokenizer_files_of(handle))
+        key = (files, str(config_of(handle).get("model_type")), spec.vocab_size, spec.eos_token_ids)
+        with self._lock:
+            if key not in self._grammars:
+                vocabulary = vocabulary_of(stored_tokenizer(handle), spec.vocab_size, spec.eos_token_ids)
+                while len(self._grammars) >= _VOCABULARIES:
+                    del self._grammars[next(iter(self._grammars))]
+                self._grammars[key] = CompiledGrammars(vocabulary)
+            return self._grammars[key]
