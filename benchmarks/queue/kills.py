@@ -13,8 +13,8 @@ comes a random time after the first new token of its life. With `--phase` each c
 
 Counted are requests without an end (lost), event ids that came twice (doubled), choices whose tokens differ from the
 unkilled server's (altered), lines of the batch's output file that do (times aside), the tokens that engines computed
-beside those of the unkilled server, and the time from a server's announcement to the first new token of a stream that
-was under way. What is computed between the last look at the counters and the kill, some milliseconds later, is not
+beside those of the unkilled server, and the time from a server's announcement to the first new token of each stream
+that was under way, in phases also of the first of them: where models take turns, streams wait for those. What is computed between the last look at the counters and the kill, some milliseconds later, is not
 counted.
 """
 
@@ -42,6 +42,7 @@ from benchmarks.reports import deliver
 #: Figures of kills in a phase.
 _OF_PHASES = (
     "kills", "requests", "choices", "lost", "doubled", "altered", "errors", "seconds to next token after ready",
+    "seconds to the first of them",
 )  # fmt: skip
 _COMPUTED = ("prompt_tokens", "generated_tokens", "resumed_tokens")
 
@@ -61,6 +62,7 @@ class Totals:
     errors: list[str] = field(default_factory=list)
     under_way: int = 0
     next_token: list[float] = field(default_factory=list)
+    resumed: list[float] = field(default_factory=list)
     start: list[float] = field(default_factory=list)
     computed: int = 0
     computed_unkilled: int = 0
@@ -79,6 +81,7 @@ class Totals:
             "errors": self.errors,
             "streams under way at a kill": self.under_way,
             "seconds to next token after ready": _spread(self.next_token),
+            "seconds to the first of them": _spread(self.resumed),
             "seconds to start": _spread(self.start),
             "computed tokens": {
                 "killed": self.computed,
@@ -336,6 +339,7 @@ def _killed_in_phases(
             lives.run(arguments.store, arguments.model, options)
             totals.kills += lives.reached
             totals.next_token += lives.next_token
+            totals.resumed += lives.resumed
             gap, refused = max(gap, lives.gap), refused + lives.refused
             compare(lives, expected[seed], totals)
         report = totals.report()

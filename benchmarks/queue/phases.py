@@ -115,6 +115,7 @@ class PhaseLives:
     Attributes:
         reached: Lives in which the phase was reached, so that a process was killed.
         next_token: Seconds from a server's announcement to the first new event of a stream that was under way.
+        resumed: Of each server, the least of these: the other streams may wait for their models' turn.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class PhaseLives:
         self.output: list[bytes] = []
         self.reached = 0
         self.next_token: list[float] = []
+        self.resumed: list[float] = []
 
     @property
     def gap(self) -> float:
@@ -223,10 +225,14 @@ class PhaseLives:
             thread.start()
         for thread in threads:
             thread.join()
-        for stream in streams:
-            count, resumed = before[stream.key]
-            if resumed and len(stream.arrivals) > count:
-                self.next_token.append(stream.arrivals[count] - server.ready)
+        took = [
+            stream.arrivals[count] - server.ready
+            for stream in streams
+            for count, resumed in (before[stream.key],)
+            if resumed and len(stream.arrivals) > count
+        ]
+        self.next_token += took
+        self.resumed += [min(took)] if took else []
 
 
 def _write(victims: Path, pid: int) -> None:
