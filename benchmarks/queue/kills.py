@@ -14,8 +14,8 @@ comes a random time after the first new token of its life. With `--phase` each c
 Counted are requests without an end (lost), event ids that came twice (doubled), choices whose tokens differ from the
 unkilled server's (altered), lines of the batch's output file that do (times aside), the tokens that engines computed
 beside those of the unkilled server, and the time from a server's announcement to the first new token of each stream
-that was under way, in phases also of the first of them: where models take turns, streams wait for those. What is computed between the last look at the counters and the kill, some milliseconds later, is not
-counted.
+that was under way, in phases also of the first of them: where models take turns, streams wait for those. What is
+computed between the last look at the counters and the kill, some milliseconds later, is not counted.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -37,6 +36,7 @@ from runtime.server.durable.metrics import QueueCollector
 from runtime.server.durable.runs import DurableRuns
 from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.metrics import Metrics
+from runtime.server.openai.openapi import summary_of
 from runtime.types import EngineMemory, PageCounts
 
 _HEAD = """\
@@ -93,7 +93,7 @@ def http_page() -> str:
     opened = " and ".join(f"`{path}`" for path in sorted(OPEN_ROUTES))
     lines = [_HEAD.format(open=opened), "## Routes", ""]
     routes = served_routes()
-    lines += table(("route", "what it does"), [(code(_plain(route)), _summary(route)) for route in routes])
+    lines += table(("route", "what it does"), [(code(_plain(route)), summary_of(route)) for route in routes])
     for route in routes:
         lines += ["", *_route(route)]
     lines += ["", "## State", "", *_state(), "", "## Metrics", "", *_metrics()]
@@ -118,15 +118,9 @@ def _plain(route: Route) -> str:
     return _name(route).replace(":path", "")
 
 
-def _summary(route: Route) -> str:
-    if isinstance(route.endpoint, Generate):
-        return "Continue prompts." if route.path == "/v1/completions" else "Answer in a conversation."
-    return (inspect.getdoc(route.endpoint) or "").split("\n\n")[0]
-
-
 def _route(route: Route) -> Iterator[str]:
     said = ROUTES[_name(route)]
-    yield from (f"### {_plain(route)}", "", _summary(route), "")
+    yield from (f"### {_plain(route)}", "", summary_of(route), "")
     if said.query:
         yield from (f"Query: {said.query}.", "")
     if isinstance(route.endpoint, Generate):

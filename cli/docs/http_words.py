@@ -172,6 +172,7 @@ ROUTES: Mapping[str, Said] = {
         """"unavailable": {model: reason}}; without the key of a server that has one, `status` alone""",
         errors={503: "the driver is dead, or the server drains"},
     ),
+    "GET /openapi.json": Said("the document"),
     "GET /live": Said("""{"status": "live"}"""),
     "GET /metrics": Said("""Prometheus' text format; see Metrics below"""),
     "GET /zoo/models": Said(

@@ -1,7 +1,7 @@
 """Build the FastAPI application: its routes, its error handlers and the API-key middleware.
 
-All errors are answered in OpenAI's format. FastAPI's `/docs` and `/openapi.json` are off: the interface is OpenAI's and
-is described in `docs/http.md`.
+All errors are answered in OpenAI's format. FastAPI's own `/docs` and `/openapi.json` are off: they know nothing of
+bodies that the routes parse themselves (`openai.openapi` does).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from runtime.server.durable.routes import durable_routes
 from runtime.server.durable.runs import DurableRuns
 from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.membership import Membership
+from runtime.server.openai.openapi import describe
 from runtime.server.openai.responses import handle
 from runtime.server.routes import ZooRoutes
 from runtime.tracing.sink import Trace
@@ -66,12 +67,14 @@ def routes_of(service: Service, batches: BatchRoutes) -> list[Route]:
     """Return every route of the server."""
     routes = ZooRoutes(service)
     # Names may hold slashes ("meta-llama/Llama-2-7b"), so they take the rest of the path.
-    return [
+    found: list[Route] = []
+    found += [
         Route("/v1/completions", Generate(service, CompletionBody), methods=["POST"]),
         Route("/v1/chat/completions", Generate(service, ChatBody), methods=["POST"]),
         Route("/v1/models", routes.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", routes.show_model, methods=["GET"]),
         *_batch_routes(batches),
+        Route("/openapi.json", describe(found), methods=["GET"]),
         Route("/health", routes.health, methods=["GET"]),
         Route("/live", routes.live, methods=["GET"]),
         Route("/metrics", routes.metrics, methods=["GET"]),
@@ -86,6 +89,7 @@ def routes_of(service: Service, batches: BatchRoutes) -> list[Route]:
         Route("/zoo/models/{name:path}/load", routes.load, methods=["POST"]),
         Route("/zoo/models/{name:path}/unload", routes.unload, methods=["POST"]),
     ]
+    return found
 
 
 def _batch_routes(routes: BatchRoutes) -> list[Route]:

@@ -1,0 +1,140 @@
+"""Describe the server's routes and bodies as an OpenAPI 3.1 document, from the routes themselves.
+
+Bodies are those that the routes parse, so that the document cannot differ from what is accepted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.role_config import RoleName
+from runtime.server.auth import OPEN_ROUTES
+from runtime.server.batches.batch_service import BatchOrder
+from runtime.server.openai.responses import reply
+
+#: Parameters in a path, with Starlette's converters.
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+_SCHEMAS = "#/components/schemas/{model}"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+#: A file's form: the route reads it by parts, and streams the file to its place.
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"type": "string", "const": "batch"},
+    },
+}
+
+
+def describe(routes: Iterable[Route]) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint that answers the document of some routes, among which it may be itself."""
+
+    async def openapi(request: Request) -> Response:
+        """This interface as an OpenAPI 3.1 document."""
+        return reply(openapi_document(routes))
+
+    return openapi
+
+
+def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
+    """Return the document of some routes.
+
+    Where an endpoint has a pydantic model as its `body`, that is the body's schema.
+    """
+    paths: dict[str, dict[str, Any]] = {}
+    bodies, schemas = _other_bodies()
+    schemas["Error"] = _ERROR
+    for route in routes:
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            body = bodies.get(f"{method} {route.path}")
+            model: type[BaseModel] | None = getattr(route.endpoint, "body", None)
+            if model is not None:
+                body = {"$ref": _SCHEMAS.format(model=model.__name__)}
+                found = model.model_json_schema(ref_template=_SCHEMAS)
+                schemas |= found.pop("$defs", {})
+                schemas[model.__name__] = found
+            path = paths.setdefault(_PARAMETER.sub(r"{\1}", route.path), {})
+            path[method.lower()] = _operation(route, method, body)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Block Zoo", "version": _version()},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _other_bodies() -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
+    """Return the schemas of bodies that are no pydantic models by method and path, and those that they refer to."""
+    template = _SCHEMAS.format(model="{name}")
+    (order, roles), schemas = msgspec.json.schema_components((BatchOrder, dict[str, RoleName]), ref_template=template)
+    return {"POST /v1/files": _FORM, "POST /v1/batches": order, "POST /zoo/roles": roles}, dict(schemas)
+
+
+def _version() -> str:
+    try:
+        return version("blockzoo")
+    except PackageNotFoundError:  # run from its sources
+        return "0"
+
+
+def _operation(route: Route, method: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    words = _PARAMETER.sub(r"\1", route.path)
+    operation: dict[str, Any] = {
+        "operationId": "_".join([method.lower(), *re.findall(r"\w+", words)]),
+        "summary": summary_of(route).replace("\n", " "),
+        "responses": {
+            "200": {"description": "As docs/http.md says."},
+            "default": {
+                "description": "An error.",
+                "content": {"application/json": {"schema": {"$ref": _SCHEMAS.format(model="Error")}}},
+            },
+        },
+        "security": [] if route.path in OPEN_ROUTES else [{}, {"key": []}],
+    }
+    names = _PARAMETER.findall(route.path)
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if body is not None:
+        kind = "multipart/form-data" if body is _FORM else "application/json"
+        operation["requestBody"] = {"required": True, "content": {kind: {"schema": body}}}
+    return operation
+
+
+def summary_of(route: Route) -> str:
+    """Return the first paragraph of what a route's endpoint says of itself."""
+    if getattr(route.endpoint, "body", None) is not None:
+        return "Continue prompts." if route.path == "/v1/completions" else "Answer in a conversation."
+    return (inspect.getdoc(route.endpoint) or "").split("\n\n")[0]
