@@ -47,26 +47,32 @@ class _Guard:
 
     def ready(self) -> bool:
         """Wait until it can take a grammar; False if it cannot be started."""
-        self._ready = self._ready or self._line(_START_SECONDS) is not None
+        self._ready = self._ready or bool(self._line(_START_SECONDS))
         return self._ready
 
     def answer_of(self, grammar: str) -> str | None:
-        """Return its answer; None if it was ended, or has none in time, and is of no more use."""
+        """Return its answer; None if the system ended it: the grammar takes too much.
+
+        Raises TimeoutError if there is no answer in time, as on a machine that is busy. Then it is of no more use.
+        """
         try:
             self._input.write(json.dumps(grammar) + "\n")
             self._input.flush()
         except OSError:
             return None
         line = self._line(COMPILE_SECONDS)
-        return None if line is None else str(json.loads(line))
+        if line is None:
+            raise TimeoutError
+        return str(json.loads(line)) if line else None
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
 
     def _line(self, seconds: float) -> str | None:
+        """Return its next line; an empty one if it has ended, None if nothing comes in time."""
         try:
-            return self._lines.get(timeout=seconds) or None
+            return self._lines.get(timeout=seconds)
         except queue.Empty:
             return None
 
@@ -93,7 +99,8 @@ class GrammarChecker:
     def check(self, grammar: str) -> None:
         """Raise GrammarRefused for a grammar that cannot be compiled within the limits, or that accepts no text.
 
-        Raises GrammarsBusy after five seconds behind other grammars.
+        Raises GrammarsBusy after five seconds behind other grammars, and where the clock says that it takes too long:
+        its processor time is what a grammar is judged by.
         """
         digest = blake3(grammar.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
@@ -134,13 +141,20 @@ class GrammarChecker:
                 self._guard = None
                 guard.end()
                 raise GrammarsBusy("the process that checks grammars could not be started")
-            answer = guard.answer_of(grammar)
+            try:
+                answer = guard.answer_of(grammar)
+            except TimeoutError:
+                self._replace(guard)
+                raise GrammarsBusy("the grammar could not be compiled in time") from None
             if answer is None:
-                guard.end()
-                self._guard = _Guard()  # started now, so that the next grammar finds it ready
+                self._replace(guard)
                 self.given_up += 1
             self.refused += answer != ""
             self.passed += answer == ""
             return _TOO_MUCH if answer is None else answer
         finally:
             self._turn.release()
+
+    def _replace(self, guard: _Guard) -> None:
+        guard.end()
+        self._guard = _Guard()  # started now, so that the next grammar finds it ready

@@ -20,10 +20,10 @@ MAX_REGEX_CHARACTERS = 8 * 1024
 MAX_GRAMMAR_CHARACTERS = 32 * 1024
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 64 * 1024
-#: What compiling may take before the request is refused: seconds of the processor, seconds by the clock, and bytes of
-#: memory beyond what the process takes without a grammar.
+#: What compiling may take before the request is refused: seconds of the processor, and bytes of memory beyond what the
+#: process takes without a grammar. After so many seconds by the clock, as on a busy machine, it may be tried again.
 COMPILE_CPU_SECONDS = 0.3
-COMPILE_SECONDS = 0.8
+COMPILE_SECONDS = 3.0
 COMPILE_BYTES = 256 * 1024 * 1024
 #: Compiled grammars that are kept, and the bytes of their texts together.
 KEPT_GRAMMARS = 128

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from runtime.grammars.checking import GrammarChecker
+from runtime.grammars.checking import GrammarChecker, GrammarsBusy
 from runtime.grammars.limits import MAX_SCHEMA_DEPTH, GrammarRefused
 from runtime.grammars.sources import from_choices, from_grammar, from_regex, from_schema
 
@@ -129,5 +130,21 @@ def test_one_that_takes_too_much_ends_its_process_only() -> None:
         assert (checker.passed, checker.refused, checker.given_up) == (1, 1, 1), "the second verdict was kept"
         assert "too much" in refused(checker, lambda: from_schema({"title": "another", **product(6, 4)}))
         assert checker.given_up == 2
+    finally:
+        checker.close()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped here")
+def test_a_grammar_is_not_refused_because_the_machine_is_busy() -> None:
+    """The verdict of one that had no answer in time is not kept: it may be asked for again."""
+    checker, grammar = GrammarChecker(), from_regex("a+b")
+    try:
+        checker.check(from_regex("a"))
+        assert checker._guard is not None
+        checker._guard._process.send_signal(signal.SIGSTOP)
+        with pytest.raises(GrammarsBusy):
+            checker.check(grammar)
+        checker.check(grammar)
+        assert checker.given_up == 0
     finally:
         checker.close()
