@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 FIELDS: Mapping[str, str] = {
     "model": "Name of a served model, or a unique ending of it.",
     "prompt": "The text to continue, or its token ids; a list of prompts gives `n` choices for each.",
-    "messages": "The conversation: `role` is system, developer, user or assistant; `content` is text, or a list of "
-    "text parts.",
+    "messages": "The conversation: `role` is system, developer, user, assistant or tool; `content` is text, or a "
+    "list of text parts.",
     "stream": "Answer by server-sent events, `data: [DONE]` at the end.",
     "stream_options": "With `include_usage` a stream ends with a chunk of token counts.",
     "n": "Choices per prompt; the server bounds it at 64.",
@@ -28,8 +28,10 @@ FIELDS: Mapping[str, str] = {
     "echo": "Repeat the prompt before the answer, with its log-probabilities where they are asked for.",
     "best_of": "Refused unless it is `n`.",
     "suffix": "Refused.",
-    "tools": "Refused unless empty.",
-    "functions": "Refused unless empty.",
+    "tools": "Functions that the answer may call ([tools.md](tools.md)).",
+    "tool_choice": "`auto`, `none`, `required`, or a function that the answer calls.",
+    "parallel_tool_calls": "Whether there may be several calls.",
+    "functions": "Refused unless empty: the older form of `tools`.",
     "audio": "Refused unless empty.",
     "modalities": 'Refused unless it is `["text"]`.',
     "response_format": "Constrains the answer to JSON, or to a JSON schema ([structured.md](structured.md)).",
@@ -127,7 +129,7 @@ ROUTES: Mapping[str, Said] = {
     ),
     "POST /v1/chat/completions": Said(
         """{"id": "chatcmpl-…", "object": "chat.completion", "created", "model", "choices": """
-        + """[{"index", "message": {"role", "content"}, """
+        + """[{"index", "message": {"role", "content", "tool_calls"}, """
         + """"logprobs", "finish_reason"}], """
         + _USAGE
         + """}""",

@@ -20,9 +20,10 @@ from functools import partial
 from blake3 import blake3
 
 from runtime.frontend.errors import RequestError, too_long
-from runtime.frontend.schemas import ChatBody, ChatMessage, CompletionBody
+from runtime.frontend.schemas import ChatBody, CompletionBody
 from runtime.frontend.served_models import ServedModel
 from runtime.frontend.structured import answer_grammar
+from runtime.frontend.tools.use import ToolUse, template_message, tool_use
 from runtime.grammars.checking import GrammarChecker
 from runtime.types import SamplingParams, SequenceRequest
 
@@ -82,6 +83,7 @@ class Generation:
         echo: Whether the answer begins with the prompt.
         logprobs: Alternatives per token; None for no log-probabilities at all.
         accepts: Whether a whole answer is one of the grammar; None without a grammar.
+        tools: The tools that its answers may call.
     """
 
     receipt: Receipt
@@ -96,6 +98,7 @@ class Generation:
     logprobs: int | None = None
     return_token_ids: bool = False
     accepts: Callable[[str], bool] | None = None
+    tools: ToolUse | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -133,13 +136,16 @@ def _accepting(grammar: str, limits: Limits) -> Callable[[str], bool] | None:
 def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
     """Return the sequences of a chat request. Raises RequestError 400."""
     logprobs = _chat_logprobs(body)
-    tokens = model.tokenizer.encode_chat([_plain(message) for message in body.messages])
+    tools = tool_use(body, model, limits.grammars)
+    shown = None if tools is None else tools.shown
+    tokens = model.tokenizer.encode_chat([template_message(message) for message in body.messages], shown)
     prompt = Prompt(_checked(tokens, model, "messages"))
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if wanted == 0:
         raise RequestError("max_tokens must be at least 1", param="max_tokens")
     room = _room(wanted, len(prompt.tokens), model.spec.max_model_len, model.spec.max_model_len, "messages")
-    grammar = answer_grammar(body, model, limits.grammars)
+    answer = answer_grammar(body, model, limits.grammars)
+    grammar = answer or (tools.grammar if tools is not None else "")
     sampling = _sampling(body, model, room, logprobs, None, grammar)
     return Generation(
         receipt=receipt,
@@ -152,7 +158,8 @@ def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: 
         usage_chunk=body.usage_chunk,
         logprobs=logprobs,
         return_token_ids=bool(body.return_token_ids),
-        accepts=_accepting(grammar, limits),
+        accepts=_accepting(answer, limits),
+        tools=tools,
     )
 
 
@@ -311,10 +318,3 @@ def _seeded(params: SamplingParams, given: int | None, choice: int, derived: int
     else:
         seed = secrets.randbelow(_SEEDS) if derived is None else derived + index
     return replace(params, seed=seed % _SEEDS)
-
-
-def _plain(message: ChatMessage) -> dict[str, str]:
-    """Return a message in the form that templates expect, with `developer` as `system`, the role that they support."""
-    content = message.content or ""
-    text = content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
-    return {"role": "system" if message.role == "developer" else message.role, "content": text}

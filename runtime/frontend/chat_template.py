@@ -31,7 +31,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """`special_tokens` is keyed by the names that templates use, such as `bos_token`."""
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens or {})
         self._compiled: Template | None = None
         self._environment: BoundedEnvironment | None = None
@@ -59,9 +59,9 @@ class ChatTemplate:
     def _template(self, environment: BoundedEnvironment) -> Template:
         with self._lock:
             if self._compiled is None:
-                if len(self._source) > MAX_SOURCE:
-                    raise TemplateRefused(f"it has {len(self._source):,} characters, and may have {MAX_SOURCE:,}")
-                self._compiled = environment.from_string(self._source)
+                if len(self.source) > MAX_SOURCE:
+                    raise TemplateRefused(f"it has {len(self.source):,} characters, and may have {MAX_SOURCE:,}")
+                self._compiled = environment.from_string(self.source)
             return self._compiled
 
 

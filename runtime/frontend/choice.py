@@ -9,12 +9,16 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
+
+from blake3 import blake3
 
 from runtime.frontend.assemble import Generation
 from runtime.frontend.detokenizer import detokenizer_for
 from runtime.frontend.stop_strings import StopStrings
 from runtime.frontend.tokenizer import Tokenizer
+from runtime.frontend.tools.calls import CallPart, CallReader
 from runtime.types import FinishReason, Logprob, PromptLogprobs, TokenEvent
 
 
@@ -44,6 +48,8 @@ class TextPiece(NamedTuple):
         finish: Why the choice ended, None while it runs.
         cut: Whether a stop string ended the choice while its sequence still runs, so that it must be aborted.
         served: The model that ran, if another than requested.
+        calls: Parts of calls of tools.
+        called: Whether the answer ended with calls.
     """
 
     choice: int
@@ -54,6 +60,8 @@ class TextPiece(NamedTuple):
     error: str | None = None
     cut: bool = False
     served: str | None = None
+    calls: tuple[CallPart, ...] = ()
+    called: bool = False
 
 
 class AnswerChoice:
@@ -77,6 +85,7 @@ class AnswerChoice:
         self._wants_logprobs = generation.logprobs is not None
         self._offsets = _Offsets(generation.model.tokenizer)
         self._prompt_logprobs: list[PromptLogprobs] = []
+        self._calls = None if generation.tools is None else generation.tools.reader(partial(_call_id, request.seq))
         self._accepts, self._answer = generation.accepts, list[str]()
 
     def add_events(self, events: Iterable[TokenEvent]) -> TextPiece:
@@ -96,9 +105,10 @@ class AnswerChoice:
             error = event.error or self._incomplete(event)
             cut = self._stops.stopped and event.finish is None
         self.tokens += len(tokens)
-        return TextPiece(
+        piece = TextPiece(
             self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut, self._served
         )
+        return piece if self._calls is None else _with_calls(piece, self._calls)
 
     def _echoed(self, text: str | None, tokens: Sequence[int]) -> str:
         """Return the prompt's text to echo.
@@ -162,6 +172,22 @@ class AnswerChoice:
         self._prompt = ()
         shift = self._offsets.settle(self._echoed_length)
         return [replace(entry, offset=max(0, entry.offset + shift)) for entry in entries]
+
+
+def _with_calls(piece: TextPiece, reader: CallReader) -> TextPiece:
+    """Return a piece of which the text is content only, with the parts of calls."""
+    read = reader.push(piece.text, piece.tokens)
+    content, parts = read.content, read.parts
+    if piece.finish is not None:
+        rest = reader.finish()
+        content, parts = content + rest.content, [*parts, *rest.parts]
+    called = reader.calls > 0 and piece.finish == "stop"
+    return piece._replace(text=content, calls=tuple(parts), called=called)
+
+
+def _call_id(seq: str, number: int) -> str:
+    """Return the id of a call: the same one, wherever the answer is written again."""
+    return f"call_{blake3(f'{seq}:{number}'.encode()).hexdigest()[:24]}"
 
 
 class _Offsets:

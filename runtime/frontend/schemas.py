@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runtime.frontend.errors import RequestError, unsupported
+from runtime.frontend.tools.bodies import MAX_TOOLS, CalledTool, NamedTool, Tool
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -26,6 +27,7 @@ _EXPECTED = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of such lists",
     "stop": f"a string or a list of at most {MAX_STOPS} strings",
     "content": "a string or a list of parts",
+    "tool_choice": '"none", "auto", "required" or {"type": "function", "function": {"name"}}',
 }
 
 _Count = Annotated[int, Field(ge=0, lt=_INT64)]
@@ -143,11 +145,13 @@ class ContentPart(_Body):
 
 
 class ChatMessage(_Body):
-    """One turn of a conversation."""
+    """One turn of a conversation. `tool_call_id`: the call that a message of a tool answers."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
-    tool_calls: Any = None
+    tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
     function_call: Any = None
     audio: Any = None
 
@@ -159,7 +163,9 @@ class ChatBody(_Generation):
     max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Any = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     audio: Any = None
     modalities: list[str] | None = None
@@ -209,8 +215,8 @@ def _refuse_in_completion(body: CompletionBody) -> None:
 
 
 def _refuse_in_chat(body: ChatBody) -> None:
-    if body.tools or body.functions:
-        raise unsupported("tools" if body.tools else "functions", "this server calls no tools")
+    if body.functions:
+        raise unsupported("functions", "give tools")
     if body.audio or any(kind != "text" for kind in body.modalities or ()):
         raise unsupported("audio" if body.audio else "modalities", "models here write text only")
     for message in body.messages:
@@ -218,8 +224,10 @@ def _refuse_in_chat(body: ChatBody) -> None:
 
 
 def _refuse_in_message(message: ChatMessage) -> None:
-    if message.role in ("tool", "function") or message.tool_calls or message.function_call:
-        raise unsupported("messages", "this server calls no tools, so it takes no tool messages")
+    if message.role == "function" or message.function_call:
+        raise unsupported("messages", "give tool_calls, and messages of the role tool")
+    if message.tool_calls and message.role != "assistant":
+        raise RequestError("messages: only the assistant calls tools", param="messages")
     parts = message.content if isinstance(message.content, list) else []
     for part in parts:
         if part.type not in ("text", "input_text") or message.audio:

@@ -38,8 +38,19 @@ class Tokenizer(Protocol):
         """Return the text of `ids` without special tokens. Invalid UTF-8 becomes U+FFFD."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the ids of a conversation up to the assistant's turn.
+    @property
+    def chat_source(self) -> str:
+        """The source of the chat template, empty without one."""
+        ...
+
+    def special_id(self, text: str) -> int | None:
+        """Return the id of the special token with a text, None if no special token has it."""
+        ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the ids of a conversation up to the assistant's turn, with the tools that it may call.
 
         Raises RequestError without a usable chat template.
         """
@@ -59,6 +70,10 @@ class NoTokenizer:
 
     byte_fallback: frozenset[int] = frozenset()
     bytewise = False
+    chat_source = ""
+
+    def special_id(self, text: str) -> int | None:
+        return None
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         raise RequestError("this model has no tokenizer: give the prompt as token ids", param="prompt")
@@ -66,7 +81,9 @@ class NoTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return ""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         raise RequestError(
             "this model has no tokenizer, so no chat: give token ids to /v1/completions", param="messages"
         )
@@ -108,13 +125,22 @@ class FastTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=True))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    @property
+    def chat_source(self) -> str:
+        return "" if self._chat is None else self._chat.source
+
+    def special_id(self, text: str) -> int | None:
+        return next((id_ for id_ in self._special if self._added[id_] == text), None)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         if self._chat is None:
             raise RequestError(
                 "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
             )
         try:
-            text = self._chat.render(messages)
+            text = self._chat.render(messages, **({} if tools is None else {"tools": [dict(tool) for tool in tools]}))
         except TemplateRefused as error:
             raise RequestError(
                 f"the model's chat template refuses these messages: {str(error)[:300]}", param="messages"

@@ -69,7 +69,9 @@ def from_grammar(text: str) -> str:
 
     try:
         return from_lark(any_to_lark(text).replace("%llguidance {}", "", 1))
-    except (Exception, RecursionError) as error:  # a converter of text by clients, which may raise anything
+    except RecursionError:
+        raise GrammarRefused("the grammar is nested too deeply") from None
+    except Exception as error:  # a converter of text by clients, which may raise anything
         raise GrammarRefused(f"the grammar cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from runtime.frontend.assemble import Generation
 from runtime.frontend.choice import TextPiece, TokenEntry
 from runtime.frontend.tokenizer import printable
+from runtime.frontend.tools.calls import CallPart
 from runtime.types import FinishReason
 
 _LOWEST = -9999.0
@@ -28,6 +29,8 @@ class FinishedChoice:
         text: The pieces' texts, to be joined.
         entries: Log-probabilities, if requested.
         served: The model that ran, if another than requested.
+        calls: Calls of tools, as OpenAI words them.
+        called: Whether the answer ended with them.
     """
 
     index: int
@@ -36,6 +39,8 @@ class FinishedChoice:
     entries: list[TokenEntry] = field(default_factory=list)
     finish: FinishReason | None = None
     served: str | None = None
+    calls: list[Document] = field(default_factory=list)
+    called: bool = False
 
     def add(self, piece: TextPiece) -> None:
         self.text.append(piece.text)
@@ -43,6 +48,12 @@ class FinishedChoice:
         self.entries += piece.entries
         self.finish = piece.finish
         self.served = piece.served
+        self.called = piece.called
+        for part in piece.calls:
+            if part.name is not None:
+                function = {"name": part.name, "arguments": ""}
+                self.calls.append({"id": part.id, "type": "function", "function": function})
+            self.calls[part.index]["function"]["arguments"] += part.arguments
 
 
 class Wording(Protocol):
@@ -183,12 +194,17 @@ class ChatWording(_Common):
         return self.frame([{"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}], chunk=True)
 
     def chunk(self, piece: TextPiece) -> Document:
-        delta = {"content": piece.text} if piece.text else {}
+        delta: Document = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            delta["tool_calls"] = [_call_delta(part) for part in piece.calls]
         worded = self._with_tokens({"index": piece.choice, "delta": delta}, piece, piece.finish)
         return self.frame([worded], chunk=True, served=_at_end(piece))
 
     def _choice(self, choice: FinishedChoice) -> Document:
-        message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
+        content = "".join(choice.text)
+        message: Document = {"role": "assistant", "content": content, "refusal": None}
+        if choice.calls:
+            message |= {"content": content or None, "tool_calls": choice.calls}
         return self._with_tokens({"index": choice.index, "message": message}, choice, choice.finish)
 
     def _with_tokens(
@@ -197,7 +213,7 @@ class ChatWording(_Common):
         worded["logprobs"] = (
             self._logprobs(source.entries) if self.generation.logprobs is not None and source.entries else None
         )
-        worded["finish_reason"] = finish
+        worded["finish_reason"] = "tool_calls" if source.called and finish == "stop" else finish
         if self.generation.return_token_ids:
             worded["token_ids"] = list(source.tokens)
         return _with_served(worded, source)
@@ -212,6 +228,13 @@ class ChatWording(_Common):
     def _token(self, token: int, logprob: float | None) -> Document:
         raw = self.generation.model.tokenizer.token_bytes(token)
         return {"token": printable(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+def _call_delta(part: CallPart) -> Document:
+    function: Document = {"arguments": part.arguments}
+    if part.name is None:
+        return {"index": part.index, "function": function}
+    return {"index": part.index, "id": part.id, "type": "function", "function": {"name": part.name, **function}}
 
 
 def _at_end(piece: TextPiece) -> tuple[str | None, ...]:

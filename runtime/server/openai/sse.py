@@ -66,12 +66,12 @@ class ChunkWriter:
         return b"".join(map(self._event, pieces))
 
     def _event(self, piece: TextPiece) -> bytes:
-        if piece.text and piece.finish is None and not piece.entries:
+        if piece.text and piece.finish is None and not piece.entries and not piece.calls:
             mould = self._mould(piece.choice)
             if mould is not None:
                 ids = ",".join(map(str, piece.tokens)) if self._token_ids else ""
                 return f"{mould.head}{_quote(piece.text)}{mould.middle}{ids}{mould.tail}".encode()
-        if piece.text or piece.entries or piece.finish is not None or (self._token_ids and piece.tokens):
+        if piece.text or piece.entries or piece.calls or piece.finish is not None or (self._token_ids and piece.tokens):
             return event(self._wording.chunk(piece))
         return b""
 

@@ -45,7 +45,7 @@ def generation(tokenizer: Tokenizer, name: str, chat: bool, **fields: object) ->
 
 def worded(wording: Wording, piece: TextPiece, token_ids: bool) -> bytes:
     """Render the whole document at every step, as the reference."""
-    says = piece.text or piece.entries or piece.finish is not None or (token_ids and piece.tokens)
+    says = piece.text or piece.entries or piece.calls or piece.finish is not None or (token_ids and piece.tokens)
     return b"data: " + dump(wording.chunk(piece)) + b"\n\n" if says else b""
 
 
