@@ -150,7 +150,8 @@ class PhaseLives:
                 phase, most = self._phase, min(PHASES[self._phase][3], max(len(came), 1))
                 at = str(self._draw.randint(1, most))
                 if self._victim == "server" and phase == "fetch" and life % 2 == 0:
-                    phase, at = "send", "1"  # there is nothing to fetch behind a server that ended everything
+                    # There is nothing to fetch behind a server that ended everything; clients have events by then.
+                    phase, at = "send", "4"
                 prefix = ["-m", "benchmarks.queue.phases", phase, at, str(victims)]
                 if self._victim == "server" and phase == "fetch":
                     victims.touch()  # it fetches while it starts
