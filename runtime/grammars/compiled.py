@@ -62,6 +62,8 @@ class CompiledGrammars:
 
 def told(error: str) -> str:
     """Return an error of llguidance as one short line, without the lines of the grammar that it repeats."""
+    if error.startswith("panic"):  # a bound inside of llguidance, such as on the number of symbols
+        return "it is too large"
     error = re.sub(r"\s+\d+ \| .*", "", error.replace("<non-verbose/>", ""), flags=re.DOTALL)
     place = re.match(r"at (\d+)\((\d+)\): ", error)
     if place is not None:  # the first line is the server's (`sources.from_lark`)

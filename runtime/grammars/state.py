@@ -44,7 +44,9 @@ class GrammarState:
             allowed = None if matcher.is_error() else matcher.compute_bitmask()
             if allowed is not None and not matcher.is_error() and any(allowed):
                 bits = np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little")[: self._size]
-                return np.concatenate([bits == 0, np.ones(max(0, self._size - len(bits)), np.bool_)])
+                blocked = np.ones(self._size, np.bool_)
+                np.equal(bits, 0, out=blocked[: len(bits)])
+                return blocked
         except GrammarRefused:
             pass
         blocked = np.ones(self._size, np.bool_)

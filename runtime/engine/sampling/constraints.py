@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from runtime.grammars.compiled import CompiledGrammars
 from runtime.grammars.state import GrammarState
@@ -34,25 +34,25 @@ class Constraint:
         self._make, self._thread = state, thread
         self._state: GrammarState | None = None
         self._prepared: tuple[int, ...] = ()
-        self._mask: Future[Tensor] | None = None
+        self._mask: Future[NDArray[np.bool_]] | None = None
 
-    def blocked(self, output: Sequence[int]) -> Tensor:
-        """Return which tokens may not follow the output: [logits] of bool. Raises what reading a vocabulary raises."""
+    def blocked(self, output: Sequence[int]) -> NDArray[np.bool_]:
+        """Return which tokens may not follow the output: [logits]. Raises what reading a vocabulary raises."""
         mask, tokens = self._mask, tuple(output)
         if mask is None or self._prepared != tokens:
             mask = self.prepare(tokens)
         return mask.result()
 
-    def prepare(self, output: Sequence[int]) -> Future[Tensor]:
+    def prepare(self, output: Sequence[int]) -> Future[NDArray[np.bool_]]:
         """Begin the mask behind an output on the thread, in the order of the calls."""
         self._prepared = tuple(output)
         self._mask = self._thread.submit(self._compute, self._prepared)
         return self._mask
 
-    def _compute(self, output: tuple[int, ...]) -> Tensor:
+    def _compute(self, output: tuple[int, ...]) -> NDArray[np.bool_]:
         if self._state is None:
             self._state = self._make()
-        return torch.from_numpy(self._state.blocked(output))
+        return self._state.blocked(output)
 
 
 class Constraints:

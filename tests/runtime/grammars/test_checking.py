@@ -121,6 +121,11 @@ def test_hostile_and_malformed_grammars_are_refused(checker: GrammarChecker, mak
     refused(checker, make)
 
 
+def test_processor_time_is_bounded_also_where_memory_is_not_short(checker: GrammarChecker) -> None:
+    """Without the limit this one is refused too, after twice the time, for the number of its symbols."""
+    assert "too much" in refused(checker, lambda: from_schema(product(7, 3)))
+
+
 def test_one_that_takes_too_much_ends_its_process_only() -> None:
     checker = GrammarChecker()
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -172,3 +174,26 @@ def test_a_gpu_draws_whole_distributions_without_ranking_them(monkeypatch):
     for token, share in enumerate(torch.softmax(row[0], -1).tolist()):
         assert found[token] / 4000 == pytest.approx(share, abs=0.03)
     assert 0 <= int(pick_by_kind(torch.full((1, VOCAB), math.nan), draws[:1])) < VOCAB
+
+
+class Blocking:
+    """A constraint that allows one token, and remembers the outputs that it was asked for."""
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed, self.asked = allowed, list[list[int]]()
+
+    def blocked(self, output):
+        self.asked.append(list(output))
+        return np.arange(VOCAB - 2) != self.allowed
+
+
+def test_a_row_with_a_grammar_takes_what_it_allows_and_no_other_row_changes():
+    rows, before = logits(rows=3), logits(rows=3)
+    constraint = Blocking(5)
+    bound = msgspec.structs.replace(draw(output=[1, 2], grammar="g", logprobs=2), constraint=constraint)
+    for beside in (draw(logprobs=2), draw(temperature=1.0, logprobs=2)):
+        got = sample(rows, [beside, bound, beside])
+        assert got[0] == sample(rows[:1], [beside])[0] and got[2] == sample(rows[2:], [beside])[0]
+        assert got[1].token == 5 and got[1].logprob == 0.0 and [each.token for each in got[1].top] == [5]
+    assert torch.equal(rows, before), "the input is not modified"
+    assert constraint.asked == [[1, 2], [1, 2]]
