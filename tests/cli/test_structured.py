@@ -57,9 +57,14 @@ def test_examples_with_curl_run(served: Served) -> None:
         assert json.loads(out)["choices"][0]["message"]["content"] in ("yes", "no")
 
 
-@pytest.mark.parametrize("arguments", [(), ("--agents", "2")], ids=["one process", "agents"])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--agents", "2"), ("--queue", "queue", "--durable", "all")],
+    ids=["one process", "agents", "durable"],
+)
 def test_all_kinds_on_both_routes(store: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    with serving(store, tmp_path / "log", *arguments) as served, served.client() as client:
+    given = [str(tmp_path / each) if each == "queue" else each for each in arguments]
+    with serving(store, tmp_path / "log", *given) as served, served.client() as client:
         for model in ("base", "lora"):
             done = client.chat.completions.create(
                 model=model, messages=MESSAGES, response_format=form(SCHEMA), max_tokens=200, n=3, seed=1
