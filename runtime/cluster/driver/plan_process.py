@@ -6,7 +6,6 @@ and everything else would run at a fraction of its speed after each start.
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 import threading
@@ -18,8 +17,6 @@ import msgspec
 from runtime.cluster.driver.plan_program import Solved
 from runtime.control.scheduler_io import SolvePlan
 from runtime.scheduler.order.plan_solver import Solution
-
-_log = logging.getLogger(__name__)
 
 #: Starts the process; the arguments contain nothing else.
 PROGRAM = (sys.executable, "-m", "runtime.cluster.driver.plan_program")
