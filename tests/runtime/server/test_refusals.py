@@ -191,7 +191,7 @@ def test_unknown_models_are_not_found(server: Running, name: str) -> None:
 
 
 def test_routes_and_methods(http: httpx.Client) -> None:
-    for path in ("/", "/nothing", "/docs", "/v1/models/", "/v1/models/nobody", "/health/"):
+    for path in ("/", "/nothing", "/docs", "/v1/models/", "/v1/models/missing", "/health/"):
         check_error(http.get(path), 404)
     response = http.get("/v1/completions")
     check_error(response, 405)
