@@ -169,8 +169,9 @@ class Residency:
         """Let no new sequences on stages that leave for the first waiting sequence of their devices."""
         for name, some in stages.items():
             if name in self._waiters:
-                self._drains.begin(name, some, now)
-                self._waiters[name].closed.update(some)
+                closed = self._waiters[name].closed
+                self._drains.begin(name, set(some) - closed, now)
+                closed.update(some)
 
     def is_on_way(self, sequence: ScheduledSequence, device: str, stage: Stage) -> bool:
         """Return whether a request of a stage changes nothing: it is loading, or an earlier sequence waits there."""
