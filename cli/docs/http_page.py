@@ -13,7 +13,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from cli.docs.http_words import FIELDS, OURS, ROUTES, VLLM
+from cli.docs.http_words import ELSEWHERE, FIELDS, ORIGINS, OURS, ROUTES, VLLM
 from cli.docs.tables import code, table
 from runtime.config import ServerConfig
 from runtime.control.counters import AgentCounters, AgentState
@@ -30,7 +30,6 @@ from runtime.scheduler.observe.snapshot import (
 from runtime.server.app import routes_of
 from runtime.server.auth import OPEN_ROUTES
 from runtime.server.batches.routes import BatchRoutes
-from runtime.server.completions import Generate
 from runtime.server.context import make_service
 from runtime.server.durable.metrics import QueueCollector
 from runtime.server.durable.runs import DurableRuns
@@ -123,8 +122,8 @@ def _route(route: Route) -> Iterator[str]:
     yield from (f"### {_plain(route)}", "", summary_of(route), "")
     if said.query:
         yield from (f"Query: {said.query}.", "")
-    if isinstance(route.endpoint, Generate):
-        yield from (*table(("field", "type and bounds", "from", "meaning"), _fields(route.endpoint.body)), "")
+    if (body := getattr(route.endpoint, "body", None)) is not None:
+        yield from (*table(("field", "type and bounds", "from", "meaning"), _fields(body)), "")
     yield f"Response: {_response(said.response)}"
     if said.errors:
         yield from ("", "Errors: " + "; ".join(f"{status}: {reason}" for status, reason in said.errors.items()) + ".")
@@ -140,10 +139,11 @@ def _response(shape: str) -> str:
 
 def _fields(body: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
     schema = body.model_json_schema()
+    special = ELSEWHERE.get(body.__name__, {})
     for name, of in schema["properties"].items():
-        source = "vLLM" if name in VLLM else "the zoo" if name in OURS else "OpenAI"
+        source = "the zoo" if name in OURS else ORIGINS.get(body.__name__, "vLLM" if name in VLLM else "OpenAI")
         required = ", required" if name in schema.get("required", ()) else ""
-        yield code(name), _type(of, schema.get("$defs", {})) + required, source, FIELDS[name]
+        yield code(name), _type(of, schema.get("$defs", {})) + required, source, special.get(name) or FIELDS[name]
 
 
 def _type(of: Mapping[str, Any], known: Mapping[str, Any]) -> str:

@@ -73,6 +73,22 @@ VLLM = (
 )
 OURS = ("slo_ms", "ttft_slo_ms", "adaptive", "early_exit")
 
+#: The interface that a body is of, where that is not OpenAI's.
+ORIGINS: Mapping[str, str] = {"TokenizeBody": "vLLM", "DetokenizeBody": "vLLM"}
+#: By body: fields that only it has, and those that mean something else in it.
+ELSEWHERE: Mapping[str, Mapping[str, str]] = {
+    "TokenizeBody": {
+        "prompt": "The text. Either this or `messages`.",
+        "messages": "A conversation, as chat takes it, up to where its answer begins.",
+        "tools": "The tools of the conversation.",
+        "add_special_tokens": "Whether a text gets the special tokens that completions give it. Default: true. Refused "
+        "with `messages`: a template writes its own.",
+        "add_generation_prompt": "Refused unless it is true.",
+        "return_token_strs": "Whether the answer has each token's text.",
+    },
+    "DetokenizeBody": {"tokens": "Token ids of the model."},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -100,6 +116,10 @@ _GENERATING = {
     422: "with a key: it came with another body before",
     429: "the server is full (--max-queued); `Retry-After` says when to try again",
     503: "the server drains, or its engine died",
+}
+_READING = {
+    status: _GENERATING[status] if status != 400 else "a field is wrong, or unsupported; the model has no tokenizer"
+    for status in (400, 404, 408, 413, 429, 503)
 }
 _DURABLE = (
     """{"id", "state": "queued" | "running" | "done" | "failed" | "cancelled" | "dead", "model", "created", "ended", """
@@ -135,6 +155,12 @@ ROUTES: Mapping[str, Said] = {
         + """}""",
         errors=_GENERATING,
     ),
+    "POST /tokenize": Said(
+        """{"count", "max_model_len", "tokens": [id], "token_strs": [text] | null}; a text may be longer than the """
+        """model's context""",
+        errors=_READING,
+    ),
+    "POST /detokenize": Said("""{"prompt"}; special tokens are in the text""", errors=_READING),
     "GET /v1/models": Said("""{"object": "list", "data": [""" + _MODEL + """]}"""),
     "GET /v1/models/{name:path}": Said(_MODEL, errors={404: "no served model of that name"}),
     "POST /v1/files": Said(

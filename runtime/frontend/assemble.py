@@ -136,10 +136,7 @@ def _accepting(grammar: str, limits: Limits) -> Callable[[str], bool] | None:
 def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
     """Return the sequences of a chat request. Raises RequestError 400."""
     logprobs = _chat_logprobs(body)
-    tools = tool_use(body, model, limits.grammars)
-    shown = None if tools is None else tools.shown
-    tokens = model.tokenizer.encode_chat([template_message(message) for message in body.messages], shown)
-    prompt = Prompt(_checked(tokens, model, "messages"))
+    prompt, tools = chat_prompt(body, model, limits)
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if wanted == 0:
         raise RequestError("max_tokens must be at least 1", param="max_tokens")
@@ -163,6 +160,14 @@ def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: 
     )
 
 
+def chat_prompt(body: ChatBody, model: ServedModel, limits: Limits) -> tuple[Prompt, ToolUse | None]:
+    """Return the prompt of a conversation, and the tools that answers may call. Raises RequestError 400, 429."""
+    tools = tool_use(body, model, limits.grammars)
+    shown = None if tools is None else tools.shown
+    tokens = model.tokenizer.encode_chat([template_message(message) for message in body.messages], shown)
+    return Prompt(known_tokens(tokens, model, "messages")), tools
+
+
 def _completion_prompts(body: CompletionBody, model: ServedModel) -> tuple[Prompt, ...]:
     prompt = body.prompt
     if isinstance(prompt, str):
@@ -170,15 +175,15 @@ def _completion_prompts(body: CompletionBody, model: ServedModel) -> tuple[Promp
     if not prompt:
         raise RequestError("prompt is empty", param="prompt")
     if isinstance(prompt[0], int):
-        return (Prompt(_checked(prompt, model, "prompt")),)
-    return tuple(_from_text(p, model) if isinstance(p, str) else Prompt(_checked(p, model, "prompt")) for p in prompt)
+        return (Prompt(known_tokens(prompt, model, "prompt")),)
+    return tuple(_from_text(p, model) if isinstance(p, str) else Prompt(known_tokens(p, model, "prompt")) for p in prompt)
 
 
 def _from_text(text: str, model: ServedModel) -> Prompt:
-    return Prompt(_checked(model.tokenizer.encode(text), model, "prompt"), text)
+    return Prompt(known_tokens(model.tokenizer.encode(text), model, "prompt"), text)
 
 
-def _checked(tokens: Sequence[int], model: ServedModel, param: str) -> tuple[int, ...]:
+def known_tokens(tokens: Sequence[int], model: ServedModel, param: str) -> tuple[int, ...]:
     """Return the ids as a tuple. Raises RequestError if there are none or one is outside the vocabulary."""
     if not tokens:
         raise RequestError(

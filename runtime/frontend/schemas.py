@@ -1,5 +1,7 @@
 """Pydantic models of the bodies of OpenAI's two generating endpoints: shapes, types and bounds.
 
+The bodies of other endpoints (`runtime.frontend.apis`) are built on these, so that every bound is stated once.
+
 - Unknown fields are ignored: clients send new ones before servers support them.
 - Known fields that cannot be honoured exactly are refused with the reason.
 - Types are never coerced (`"5"` is not a number). NaN and infinity are refused.
@@ -9,7 +11,8 @@ Parsing is one pass over the bytes with a bounded depth. Checks that depend on a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,32 +25,37 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 _INT64 = 2**63
 
-#: Error texts for fields with several allowed types, where pydantic would report one error per alternative.
-_EXPECTED = {
-    "prompt": "a string, a list of strings, a list of token ids, or a list of such lists",
-    "stop": f"a string or a list of at most {MAX_STOPS} strings",
-    "content": "a string or a list of parts",
-    "tool_choice": '"none", "auto", "required" or {"type": "function", "function": {"name"}}',
-}
-
-_Count = Annotated[int, Field(ge=0, lt=_INT64)]
-_Id = Annotated[int, Field(ge=0, lt=2**31)]
-_Ids = Annotated[list[_Id], Field(fail_fast=True)]
+Count = Annotated[int, Field(ge=0, lt=_INT64)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 _Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 _Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 
 
-class _Body(BaseModel):
+class BodyPart(BaseModel):
+    """A body, or an object in one."""
+
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True, protected_namespaces=())
 
+    #: Error texts for fields with several allowed types, where pydantic would report one error per alternative.
+    expected: ClassVar[Mapping[str, str]] = {
+        "prompt": "a string, a list of strings, a list of token ids, or a list of such lists",
+        "stop": f"a string or a list of at most {MAX_STOPS} strings",
+        "content": "a string or a list of parts",
+        "tool_choice": '"none", "auto", "required" or {"type": "function", "function": {"name"}}',
+    }
 
-class StreamOptions(_Body):
+    def require_supported(self) -> None:
+        """Raise RequestError 400 for a field that is known and cannot be honoured."""
+
+
+class StreamOptions(BodyPart):
     """Options of a stream."""
 
     include_usage: bool | None = None
 
 
-class JsonSchemaFormat(_Body):
+class JsonSchemaFormat(BodyPart):
     """A schema that answers follow. They follow it exactly, whether `strict` or not."""
 
     name: str | None = None
@@ -56,14 +64,14 @@ class JsonSchemaFormat(_Body):
     strict: bool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(BodyPart):
     """The requested format: text, json_object, json_schema."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(BodyPart):
     """vLLM's form of the same: one of the first five."""
 
     json_: Any = Field(default=None, alias="json")
@@ -77,7 +85,7 @@ class StructuredOutputs(_Body):
     disable_additional_properties: bool | None = None
 
 
-class _Generation(_Body):
+class GeneratingBody(BodyPart):
     """Fields of both endpoints. None means not given (clients also send null for that)."""
 
     model: str
@@ -86,7 +94,7 @@ class _Generation(_Body):
     n: Annotated[int, Field(ge=1, lt=_INT64)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    max_tokens: _Count | None = None
+    max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     presence_penalty: _Penalty | None = None
@@ -104,9 +112,9 @@ class _Generation(_Body):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    min_tokens: _Count | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[_Ids, Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOPS)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -126,25 +134,36 @@ class _Generation(_Body):
         """Whether a stream ends with a chunk of token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    def require_supported(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true", param="stream_options")
 
-class CompletionBody(_Generation):
+
+class CompletionBody(GeneratingBody):
     """POST /v1/completions."""
 
-    prompt: str | _Ids | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[_Ids], Field(fail_fast=True)]
+    prompt: str | TokenIds | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    best_of: _Count | None = None
+    best_of: Count | None = None
     suffix: str | None = None
 
+    def require_supported(self) -> None:
+        super().require_supported()
+        if self.suffix is not None:
+            raise unsupported("suffix", "models here write forward only")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise unsupported("best_of", "leave it out, or give it the value of n")
 
-class ContentPart(_Body):
+
+class ContentPart(BodyPart):
     """A part of a message; only text is supported."""
 
     type: str
     text: str | None = None
 
 
-class ChatMessage(_Body):
+class ChatMessage(BodyPart):
     """One turn of a conversation. `tool_call_id`: the call that a message of a tool answers."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -155,12 +174,23 @@ class ChatMessage(_Body):
     function_call: Any = None
     audio: Any = None
 
+    def require_supported(self) -> None:
+        if self.role == "function" or self.function_call:
+            raise unsupported("messages", "give tool_calls, and messages of the role tool")
+        if self.tool_calls and self.role != "assistant":
+            raise RequestError("messages: only the assistant calls tools", param="messages")
+        for part in self.content if isinstance(self.content, list) else ():
+            if part.type not in ("text", "input_text") or self.audio:
+                raise unsupported("messages", f"content parts of type {part.type[:40]!r} cannot be read, only text")
+            if part.text is None:
+                raise RequestError("messages: a text part needs a text", param="messages")
 
-class ChatBody(_Generation):
+
+class ChatBody(GeneratingBody):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: _Count | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
@@ -170,8 +200,17 @@ class ChatBody(_Generation):
     audio: Any = None
     modalities: list[str] | None = None
 
+    def require_supported(self) -> None:
+        super().require_supported()
+        if self.functions:
+            raise unsupported("functions", "give tools")
+        if self.audio or any(kind != "text" for kind in self.modalities or ()):
+            raise unsupported("audio" if self.audio else "modalities", "models here write text only")
+        for message in self.messages:
+            message.require_supported()
 
-B = TypeVar("B", CompletionBody, ChatBody)
+
+B = TypeVar("B", bound=BodyPart)
 
 
 def parse(kind: type[B], raw: bytes) -> B:
@@ -179,58 +218,20 @@ def parse(kind: type[B], raw: bytes) -> B:
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
-        raise _refusal(error) from None
-    if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options needs stream to be true", param="stream_options")
-    _refuse_unsupported(body)
+        raise _refusal(kind, error) from None
+    body.require_supported()
     return body
 
 
-def _refusal(error: ValidationError) -> RequestError:
+def _refusal(kind: type[BodyPart], error: ValidationError) -> RequestError:
     """Return a one-line error about the first problem. It never repeats the input, which may be large or secret."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = [str(part) for part in first["loc"]]
     if not where:
         return RequestError(f"the body is no JSON object: {first['msg']}", code="invalid_json")
-    field = next((part for part in reversed(where) if part in _EXPECTED), None)
+    field = next((part for part in reversed(where) if part in kind.expected), None)
     if field is not None:
-        return RequestError(f"{field} must be {_EXPECTED[field]}", param=where[0])
+        return RequestError(f"{field} must be {kind.expected[field]}", param=where[0])
     path = ".".join(where)
     message = f"{path} is required" if first["type"] == "missing" else f"{path}: {first['msg']}"
     return RequestError(message, param=where[0])
-
-
-def _refuse_unsupported(body: CompletionBody | ChatBody) -> None:
-    if isinstance(body, CompletionBody):
-        _refuse_in_completion(body)
-    else:
-        _refuse_in_chat(body)
-
-
-def _refuse_in_completion(body: CompletionBody) -> None:
-    if body.suffix is not None:
-        raise unsupported("suffix", "models here write forward only")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "leave it out, or give it the value of n")
-
-
-def _refuse_in_chat(body: ChatBody) -> None:
-    if body.functions:
-        raise unsupported("functions", "give tools")
-    if body.audio or any(kind != "text" for kind in body.modalities or ()):
-        raise unsupported("audio" if body.audio else "modalities", "models here write text only")
-    for message in body.messages:
-        _refuse_in_message(message)
-
-
-def _refuse_in_message(message: ChatMessage) -> None:
-    if message.role == "function" or message.function_call:
-        raise unsupported("messages", "give tool_calls, and messages of the role tool")
-    if message.tool_calls and message.role != "assistant":
-        raise RequestError("messages: only the assistant calls tools", param="messages")
-    parts = message.content if isinstance(message.content, list) else []
-    for part in parts:
-        if part.type not in ("text", "input_text") or message.audio:
-            raise unsupported("messages", f"content parts of type {part.type[:40]!r} cannot be read, only text")
-        if part.text is None:
-            raise RequestError("messages: a text part needs a text", param="messages")

@@ -34,8 +34,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` without special tokens. Invalid UTF-8 becomes U+FFFD."""
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """Return the text of `ids`, with `special` that of special tokens too. Invalid UTF-8 becomes U+FFFD."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class NoTokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         raise RequestError("this model has no tokenizer: give the prompt as token ids", param="prompt")
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
         return ""
 
     def encode_chat(
@@ -122,8 +122,8 @@ class FastTokenizer:
         encoding = self._inner.encode_batch_fast([text], add_special_tokens=add_special)[0]
         return list(encoding.ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._inner.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        return str(self._inner.decode(list(ids), skip_special_tokens=not special))
 
     @property
     def chat_source(self) -> str:

@@ -25,6 +25,7 @@ from runtime.server.completions import Generate
 from runtime.server.context import Service, make_service
 from runtime.server.durable.routes import durable_routes
 from runtime.server.durable.runs import DurableRuns
+from runtime.server.inputs.tokens import token_routes
 from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.membership import Membership
 from runtime.server.openai.openapi import describe
@@ -73,6 +74,7 @@ def routes_of(service: Service, batches: BatchRoutes) -> list[Route]:
         Route("/v1/chat/completions", Generate(service, ChatBody), methods=["POST"]),
         Route("/v1/models", routes.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", routes.show_model, methods=["GET"]),
+        *token_routes(service),
         *_batch_routes(batches),
         Route("/openapi.json", describe(found), methods=["GET"]),
         Route("/health", routes.health, methods=["GET"]),

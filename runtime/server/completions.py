@@ -45,6 +45,11 @@ class Generate:
         """The model of the request body that the route parses."""
         return self._kind
 
+    @property
+    def summary(self) -> str:
+        """What the route does, for its documents."""
+        return "Continue prompts." if self._kind is CompletionBody else "Answer in a conversation."
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         durable = self._service.durable

@@ -8,10 +8,11 @@ depends on HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from runtime.control.overload import retry_after
 from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat, assemble_completion
@@ -25,6 +26,8 @@ from runtime.server.model_choice import model_for
 from runtime.server.model_loading import ensure_served
 from runtime.types import TokenEvent
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -34,9 +37,14 @@ class Prepared:
     choices: tuple[AnswerChoice, ...]
 
 
+def limits_of(service: Service) -> Limits:
+    """Return the bounds on one request of this server."""
+    return Limits(service.config.max_choices, service.config.max_queued, service.grammars)
+
+
 def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: bytes, receipt: Receipt) -> Prepared:
     """Parse, tokenize and check a body. Runs on a worker thread. Raises RequestError."""
-    limits = Limits(service.config.max_choices, service.config.max_queued, service.grammars)
+    limits = limits_of(service)
     if kind is ChatBody:
         chat = parse(ChatBody, raw)
         model = model_for(service, chat)
@@ -51,10 +59,15 @@ def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: 
 async def prepare_served(
     service: Service, kind: type[CompletionBody] | type[ChatBody], raw: bytes, receipt: Receipt
 ) -> Prepared:
-    """Prepare a body on a worker thread; serve its model first if that waits for a request. Raises as both."""
+    """Prepare a body as `when_served` does. Raises as both."""
+    return await when_served(service, partial(prepare, service, kind, raw, receipt))
+
+
+async def when_served(service: Service, work: Callable[[], T]) -> T:
+    """Do work on a worker thread; serve the model that it names first if that waits for a request. Raises as both."""
     while True:
         try:
-            return await service.in_worker(partial(prepare, service, kind, raw, receipt))
+            return await service.in_worker(work)
         except NotServedYet as unserved:
             await ensure_served(service, unserved.model.name)
 

@@ -12,7 +12,7 @@ import pytest
 import cli.app
 from cli.docs.__main__ import PAGES, main
 from cli.docs.http_page import served_routes
-from cli.docs.http_words import FIELDS, OURS, ROUTES, VLLM
+from cli.docs.http_words import ELSEWHERE, FIELDS, OURS, ROUTES, VLLM
 from cli.serving.options import ServeOptions
 from cli.shared.declared import declared, flag_of, keys_of
 from runtime.frontend.schemas import ChatBody, CompletionBody
@@ -60,6 +60,18 @@ def test_every_field_of_a_body_is_on_the_page_with_its_bounds(body: type[Complet
     assert rows["top_p"] == "number above 0, at most 1" and rows["temperature"] == "number at least 0, at most 2"
     assert FIELDS.keys() == CompletionBody.model_fields.keys() | ChatBody.model_fields.keys()
     assert set(VLLM) | set(OURS) <= FIELDS.keys()
+
+
+def test_fields_of_other_bodies_are_on_the_page_and_none_is_described_for_nothing() -> None:
+    bodies = {route.endpoint.body for route in served_routes() if getattr(route.endpoint, "body", None) is not None}
+    named = {body.__name__: set(body.model_fields) for body in bodies}
+    assert {"TokenizeBody", "DetokenizeBody"} <= named.keys() and ELSEWHERE.keys() <= named.keys()
+    for route in served_routes():
+        body = getattr(route.endpoint, "body", None)
+        if body is not None:
+            section = HTTP.split(f"### POST {route.path}\n")[1].split("\n### ")[0]
+            assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == named[body.__name__]
+    assert all(fields.keys() <= named[body] for body, fields in ELSEWHERE.items())
 
 
 def test_the_extra_fields_of_the_contract_are_said_to_be_extra() -> None:

@@ -134,7 +134,6 @@ def _operation(route: Route, method: str, body: Mapping[str, Any] | None) -> dic
 
 
 def summary_of(route: Route) -> str:
-    """Return the first paragraph of what a route's endpoint says of itself."""
-    if getattr(route.endpoint, "body", None) is not None:
-        return "Continue prompts." if route.path == "/v1/completions" else "Answer in a conversation."
-    return (inspect.getdoc(route.endpoint) or "").split("\n\n")[0]
+    """Return what a route's endpoint says of itself: its `summary`, else the first paragraph of its docstring."""
+    said = getattr(route.endpoint, "summary", None)
+    return str(said) if said else (inspect.getdoc(route.endpoint) or "").split("\n\n")[0]

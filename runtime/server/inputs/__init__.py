@@ -1,0 +1,1 @@
+"""Routes that read text or token ids and generate nothing."""

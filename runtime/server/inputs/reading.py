@@ -1,0 +1,47 @@
+"""The ASGI endpoint of routes that read a body, as the generating routes do, and answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Generic
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from runtime.frontend.schemas import B, parse
+from runtime.server.context import Service
+from runtime.server.openai.responses import dump
+from runtime.server.request_body import read_body, while_connected
+from runtime.server.request_runner import when_served
+
+
+class Reading(Generic[B]):
+    """The application of one route: its type of body, and what makes the answer's document from it.
+
+    The body's bounds, the places of the server and models that are served on demand are those of the generating routes.
+
+    Args:
+        work: Called on a worker thread; its docstring describes the route.
+    """
+
+    def __init__(self, service: Service, kind: type[B], work: Callable[[Service, B], object]) -> None:
+        self._service = service
+        self._work = work
+        self.body = kind
+        self.summary = str(work.__doc__)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            with self._service.gate.place():
+                raw = await read_body(request, self._service.config.max_body_bytes)
+                async with while_connected(receive):
+                    document = await when_served(self._service, partial(self._answer, raw))
+                    await Response(document, media_type="application/json")(scope, receive, send)
+        except ClientDisconnect:
+            return
+
+    def _answer(self, raw: bytes) -> bytes:
+        return dump(self._work(self._service, parse(self.body, raw)))
