@@ -176,7 +176,9 @@ def _completion_prompts(body: CompletionBody, model: ServedModel) -> tuple[Promp
         raise RequestError("prompt is empty", param="prompt")
     if isinstance(prompt[0], int):
         return (Prompt(known_tokens(prompt, model, "prompt")),)
-    return tuple(_from_text(p, model) if isinstance(p, str) else Prompt(known_tokens(p, model, "prompt")) for p in prompt)
+    return tuple(
+        _from_text(p, model) if isinstance(p, str) else Prompt(known_tokens(p, model, "prompt")) for p in prompt
+    )
 
 
 def _from_text(text: str, model: ServedModel) -> Prompt:

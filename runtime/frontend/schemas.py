@@ -142,7 +142,9 @@ class GeneratingBody(BodyPart):
 class CompletionBody(GeneratingBody):
     """POST /v1/completions."""
 
-    prompt: str | TokenIds | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)]
+    prompt: (
+        str | TokenIds | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)]
+    )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Count | None = None
