@@ -88,7 +88,7 @@ def test_a_death_after_a_chunk_was_sent_is_made_good(lives: Any, broker: tuple[s
         assert_nothing_is_left(child)
 
 
-@pytest.mark.parametrize(("point", "at"), [("plan", 1), ("swap-out", 2), ("swap-in", 1), ("load", 3)])
+@pytest.mark.parametrize(("point", "at"), [("plan", 1), ("swap-out", 1), ("swap-in", 1), ("load", 3)])
 def test_a_death_while_models_or_sequences_change_places_is_made_good(
     lives: Any, broker: tuple[str, str], tmp_path: Path, point: str, at: int
 ) -> None:
