@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import cast
 
 import zstandard
-from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, null, select, update
+from sqlalchemy import Connection, RowMapping, Table, case, delete, func, insert, null, select, update
 
 from runtime.queueing.records import ENDED, DurableRequest, FileRange, State, StoredAnswer
 from runtime.queueing.schema import EventRow, RequestRow
@@ -111,9 +111,14 @@ def recover(connection: Connection, given: StoredAnswer, now: int) -> list[str]:
 
 
 def adopt(connection: Connection, owner: int) -> list[DurableRequest]:
-    """Give a server the queued requests that no server has, but for lines of batches; return them without bodies."""
+    """Give a server the queued requests that no server has, but for lines of batches; return them without bodies.
+
+    Of one priority those come first that have made progress.
+    """
     free = (_requests.c.state == "queued") & _requests.c.batch.is_(None) & orphaned(_requests.c.owner)
-    query = select(*_HEAD).where(free).order_by(*_ORDER).with_for_update(skip_locked=True, of=_requests)
+    begun = select(_events.c.ordinal).where(_events.c.request == _requests.c.id).exists()
+    order = _requests.c.priority, case((begun, 0), else_=1), *_ORDER[1:]
+    query = select(*_HEAD).where(free).order_by(*order).with_for_update(skip_locked=True, of=_requests)
     found = [replace(_request(row), owner=owner) for row in connection.execute(query).mappings()]
     for at in range(0, len(found), _AT_ONCE):
         ids = [request.id for request in found[at : at + _AT_ONCE]]

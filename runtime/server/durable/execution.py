@@ -21,6 +21,7 @@ from runtime.server.context import Service
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
 from runtime.server.durable.transcript import AddedEvents, Chunk, Transcript, broken_off, joined
+from runtime.server.durable.turns import Turns
 from runtime.server.interfaces import EventStream
 from runtime.server.openai.responses import as_request_error, dump
 from runtime.server.request_runner import Meter, Prepared, failure, prepare_served
@@ -46,6 +47,8 @@ class Execution:
     def __init__(self, service: Service, store: RequestStore) -> None:
         self._service = service
         self._store = store
+        #: In which order what was taken over is opened, by id of the request; all else is opened as it comes.
+        self.turns = Turns()
 
     async def run_request(
         self,
@@ -143,7 +146,10 @@ class Execution:
         try:
             if not sequences:
                 return
-            async with aclosing(await self._open(sequences)) as stream:
+            await self.turns.come(request.id)
+            opened = await self._open(sequences)
+            self.turns.leave(request.id)
+            async with aclosing(opened) as stream:
                 async for events in stream:
                     first = transcript.count
                     if heavy:

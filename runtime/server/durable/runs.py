@@ -89,9 +89,10 @@ class DurableRuns:
         taken = await self.store.take_over(_given_up())
         for dead in taken.given_up:
             _log.error("request %s was running when %d servers died, and is given up", dead, MOST_ATTEMPTS)
-        for request in taken.requests:
-            if request.id not in self._runs:  # a run that follows it takes it up itself
-                self.start(request)
+        mine = [request for request in taken.requests if request.id not in self._runs]  # else a run follows it
+        self._execution.turns.enter(request.id for request in mine)
+        for request in mine:
+            self.start(request)
 
     async def drop_ended(self) -> None:
         """Stop requests that were ended elsewhere: aborted by a client that came to another server."""
@@ -268,6 +269,7 @@ class DurableRuns:
             self.start(replace(request, state="queued", body=None))
 
     def _unregister(self, run: DurableRun) -> None:
+        self._execution.turns.leave(run.id)
         if self._runs.get(run.id) is run:
             del self._runs[run.id]
 
@@ -301,6 +303,7 @@ class DurableRuns:
                     return
             if (answer := await self.store.answer(run.id)) is not None:
                 run.close(answer)
+            self._execution.turns.leave(run.id)
             if answer is not None or await self._follower.follow(run, run.id):
                 return
             if await self.store.read(partial(requests.get, request=run.id)) is None:  # expired
@@ -357,6 +360,7 @@ class DurableRuns:
         if request.attempts < MOST_ATTEMPTS - 1:
             yield
             return
+        self._execution.turns.leave(request.id)
         async with self._suspect:
             yield
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ServerConfig
 from runtime.frontend.served_models import StoredModel
 from runtime.frontend.tokenizer import Tokenizer
@@ -21,7 +23,8 @@ from runtime.queueing import requests
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.records import DurableRequest, StoredAnswer, encode_events
 from runtime.queueing.schema import RequestRow
-from runtime.types import SamplingParams, TokenEvent
+from runtime.server.durable.store import RequestStore
+from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.runtime.cluster.whole import answer
 from tests.runtime.server.harness import BASE, SPARE, eventually, running
 from zoo.errors import StoreFull
@@ -33,11 +36,11 @@ def tokens(spec: Any = BASE, count: int = 12) -> list[int]:
     return answer(spec, [5, 6, 7], SamplingParams(max_tokens=count))
 
 
-def leave(folder: Path, begun: int = 0, version: str = "org/base", **changes: Any) -> None:
+def leave(folder: Path, begun: int = 0, version: str = "org/base", name: str = "cmpl-1", **changes: Any) -> None:
     """Leave a request in a queue, running, with the first tokens of its answer."""
     model = str(changes.get("model", "org/base"))
     request = DurableRequest(
-        id="cmpl-1",
+        id=name,
         kind="completion",
         digest=b"",
         seed=1,
@@ -48,19 +51,19 @@ def leave(folder: Path, begun: int = 0, version: str = "org/base", **changes: An
         state="running",
         attempts=1,
     )
-    events = [TokenEvent("cmpl-1/0", "cmpl-1", at, token) for at, token in enumerate(tokens()[:begun])]
+    events = [TokenEvent(f"{name}/0", name, at, token) for at, token in enumerate(tokens()[:begun])]
     with closing(QueueDatabase(folder)) as queue, queue.writing() as connection:
         requests.put(connection, [request])
         if events:
-            requests.append(connection, [("cmpl-1", 0, encode_events(events))])
+            requests.append(connection, [(name, 0, encode_events(events))])
 
 
-def ended(http: Any) -> dict[str, Any]:
+def ended(http: Any, name: str = "cmpl-1") -> dict[str, Any]:
     """Return the request once it has ended."""
     shown: dict[str, Any] = {}
 
     def look() -> bool:
-        shown.update(http.get("/zoo/requests/cmpl-1").json())
+        shown.update(http.get(f"/zoo/requests/{name}").json())
         return shown["state"] not in ("queued", "running")
 
     assert eventually(look, 60)
@@ -76,6 +79,30 @@ def test_an_answer_goes_on_behind_its_journal(tokenizer: Tokenizer, tmp_path: Pa
     assert shown["state"] == "done"
     assert shown["answer"]["choices"][0]["token_ids"] == tokens()
     assert len(computed) <= 12 - begun + 1
+
+
+def test_streams_that_had_begun_are_opened_first_however_long_their_journals_take(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, opened = tmp_path / "queue", list[str]()
+    for number, (begun, version) in enumerate([(0, "org/base"), (5, "org/base"), (4, "an older one"), (3, "org/base")]):
+        leave(folder, begun, version, f"cmpl-{number}")
+    read, open_stream = RequestStore.events, ClusterDriver.open_stream
+
+    async def events(store: RequestStore, request: str) -> list[TokenEvent]:
+        found = await read(store, request)
+        await asyncio.sleep(0.1 * len(found))  # the first ones are ready last
+        return found
+
+    def opens(driver: ClusterDriver, sequences: Sequence[SequenceRequest]) -> Any:
+        opened.append(sequences[0].request)
+        return open_stream(driver, sequences)
+
+    monkeypatch.setattr(RequestStore, "events", events)
+    monkeypatch.setattr(ClusterDriver, "open_stream", opens)
+    with running(tokenizer, queue=str(folder)) as server, server.http() as http:
+        assert [ended(http, f"cmpl-{number}")["state"] for number in range(4)] == ["done", "done", "failed", "done"]
+    assert opened == ["cmpl-1", "cmpl-3", "cmpl-0"]
 
 
 def test_a_model_is_loaded_for_a_request_of_the_queue(tokenizer: Tokenizer, tmp_path: Path) -> None:
