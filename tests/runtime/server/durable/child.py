@@ -138,7 +138,7 @@ def forget_events() -> None:
 
 
 def crowded(specs: Sequence[ModelSpec], pace: float) -> ClusterDriver:
-    """Return a driver for two models of which one fits, with pages for about two requests at their full lengths."""
+    """Return a driver for two models of which one fits, with pages for one request of a hundred tokens."""
     engine = WholeEngine(specs, 14, pace=lambda _: time.sleep(pace))
     agent = AgentConfig(max_num_seqs=2, host_memory_bytes=1 << 20, chunk_prefill=True)
     only = InlineAgent(lambda: engine, agent, AgentSettings(weights=2500, report_seconds=0.05))

@@ -17,6 +17,8 @@ from tests import rabbitmq
 from tests.runtime.server.durable.forks import Forks
 from tests.runtime.server.durable.test_brokered import broker
 from tests.runtime.server.durable.test_kills import (
+    LONG,
+    MIXED,
     Client,
     assert_continued,
     assert_nothing_is_left,
@@ -92,7 +94,7 @@ def test_a_death_after_a_chunk_was_sent_is_made_good(lives: Any, broker: tuple[s
 def test_a_death_while_models_or_sequences_change_places_is_made_good(
     lives: Any, broker: tuple[str, str], tmp_path: Path, point: str, at: int
 ) -> None:
-    clients = crowd()
+    clients = crowd(LONG if point.startswith("swap") else MIXED)
     with lives("--crowded", "--pace", "0.015", "--salt", "a", "--die", point, "--at", str(at), *broker) as child:
         read_all(child, clients)
         assert not all(each.ended for each in clients), "the point was not reached"
