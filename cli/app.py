@@ -42,6 +42,7 @@ VERBS: dict[str, str] = {
     "bench": "cli.bench",
     "simulate": "cli.simulate",
     "top": "cli.top",
+    "ui": "cli.ui",
     "batch": "cli.batch",
     "demo": "cli.demo",
 }

@@ -118,7 +118,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
         from runtime.server.app import build_app
 
         served = [source.served(spec) for spec in driver.models()]
-        app = build_app(driver, served, source, settings, trace, chosen.on_demand, queue)
+        app = build_app(driver, served, source, settings, trace, chosen.on_demand, queue, zoo.store)
         names = [*(model.name for model in served), *(model.name for model in chosen.on_demand)]
         serve(app, settings, bound, ready=lambda: _announce(address_of(bound), names, as_json))
 

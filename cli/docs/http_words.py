@@ -138,6 +138,8 @@ _BATCH = (
 )
 _LIST = """{{"object": "list", "data": [{}], "first_id", "last_id", "has_more"}}"""
 
+_HTML = "HTML, or with an error's status a page that says it"
+
 ROUTES: Mapping[str, Said] = {
     "POST /v1/completions": Said(
         """{"id": "cmpl-…", "object": "text_completion", "created", "model", "choices": """
@@ -203,6 +205,16 @@ ROUTES: Mapping[str, Said] = {
     "GET /openapi.json": Said("the document"),
     "GET /live": Said("""{"status": "live"}"""),
     "GET /metrics": Said("""Prometheus' text format; see Metrics below"""),
+    "GET /": Said(_HTML, query="`q`: text that names hold; `sort`, `page`", errors={400: "a wrong query"}),
+    "GET /ui/lineage": Said(_HTML),
+    "GET /ui/models/{name:path}": Said(_HTML, errors={404: "no stored model of that name"}),
+    "GET /ui/login": Said(_HTML, query="`next`: the view to go on to"),
+    "POST /ui/login": Said(
+        "a redirect (303) with the session's cookie", errors={401: "not the key", 403: "sent from another site"}
+    ),
+    "POST /ui/logout": Said("a redirect (303) to the login", errors={403: "sent from another site"}),
+    "GET /ui/zoo.css": Said("CSS"),
+    "GET /ui/icon.svg": Said("SVG"),
     "GET /zoo/models": Said(
         """{"models": [{"name", "kind", "base", "family", "params", "blocks", "bytes", "bytes_own", …, "loaded"}]}"""
     ),

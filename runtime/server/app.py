@@ -30,9 +30,12 @@ from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.membership import Membership
 from runtime.server.openai.openapi import describe
 from runtime.server.openai.responses import handle
+from runtime.server.page.context import PageContext, page_context
+from runtime.server.page.routes import page_routes
 from runtime.server.routes import ZooRoutes
 from runtime.tracing.sink import Trace
 from zoo.errors import ZooError
+from zoo.store import Store
 
 
 def build_app(
@@ -43,28 +46,31 @@ def build_app(
     trace: Trace | None = None,
     on_demand: Iterable[StoredModel] = (),
     queue: QueueDatabase | None = None,
+    store: Store | None = None,
 ) -> FastAPI:
     """Return the application over a driver that already runs.
 
     Args:
         on_demand: Models served once a request names them.
         queue: Where durable requests are kept.
+        store: What the page shows; without one there is no page.
 
     `app.state.service` is the `Service` that the routes share, and `app.state.park` puts durable requests down for the
     next server. The caller owns the driver and the queue and closes them.
     """
     service = make_service(driver, ServedModels(models, on_demand), source, config, trace, queue)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
-    app.state.service, app.state.park = service, partial(_park, app)
+    app.state.service, app.state.gate, app.state.park = service, service.gate, partial(_park, app)
     app.state.batches = batches = BatchRoutes(service)
-    app.router.routes.extend(routes_of(service, batches))
+    app.state.page = page = None if store is None else page_context(store, config.api_key, service)
+    app.router.routes.extend(routes_of(service, batches, page))
     for kind in (ZooError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
-    app.add_middleware(Guard, api_key=config.api_key)
+    app.add_middleware(Guard, api_key=config.api_key, sessions=None if page is None else page.sessions)
     return app
 
 
-def routes_of(service: Service, batches: BatchRoutes) -> list[Route]:
+def routes_of(service: Service, batches: BatchRoutes, page: PageContext | None) -> list[Route]:
     """Return every route of the server."""
     routes = ZooRoutes(service)
     # Names may hold slashes ("meta-llama/Llama-2-7b"), so they take the rest of the path.
@@ -90,6 +96,7 @@ def routes_of(service: Service, batches: BatchRoutes) -> list[Route]:
         *durable_routes(service),
         Route("/zoo/models/{name:path}/load", routes.load, methods=["POST"]),
         Route("/zoo/models/{name:path}/unload", routes.unload, methods=["POST"]),
+        *([] if page is None else page_routes(page)),
     ]
     return found
 
@@ -120,6 +127,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             membership.start()
             stack.push_async_callback(membership.stop)
         yield
+    if app.state.page is not None:
+        app.state.page.reads.close()
     app.state.service.workers.shutdown(wait=False, cancel_futures=True)
     app.state.service.grammars.close()
 

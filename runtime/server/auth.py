@@ -1,5 +1,7 @@
 """ASGI middleware that checks the API key, gives each request an id and writes one access-log line per request.
 
+Browsers that logged in on the page carry a cookie instead (`page.sessions`); those that did not are sent to the login.
+
 It is plain ASGI rather than Starlette's `BaseHTTPMiddleware`, so that `http.disconnect` reaches the route unchanged.
 The log line has method, path, status, seconds and id, never a request's content.
 """
@@ -10,30 +12,38 @@ import hmac
 import logging
 import time
 import uuid
+from urllib.parse import urlencode
 
 from blake3 import blake3
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.frontend.errors import RequestError
 from runtime.server.openai.responses import error_reply
+from runtime.server.page.links import LOGIN, LOGOUT, is_page
+from runtime.server.page.sessions import Sessions
 
 _log = logging.getLogger("blockzoo.access")
 
 _PRINCIPAL = "Block Zoo: owner of what is kept for a client"
-#: Routes that answer without a key. They then report the server's state only (`is_known`).
-OPEN_ROUTES = frozenset({"/health", "/live"})
+#: Routes that answer without a key: the server's state only (`is_known`), and what the login of the page needs.
+OPEN_ROUTES = frozenset({"/health", "/live", LOGIN, LOGOUT, "/ui/zoo.css", "/ui/icon.svg"})
 
 
 class Guard:
     """Answer 401 to requests without the key, if one is set, also on routes that do not exist.
 
     Adds `x-request-id` to every response and sets `request.state.request_id` and `request.state.known`.
+
+    Args:
+        sessions: The page's sessions; None where there is no page.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None, sessions: Sessions | None = None) -> None:
         self._app = app
+        self._sessions = sessions
         self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,6 +65,9 @@ class Guard:
             scope["state"]["known"] = known = self._knows(scope)
             if known or scope["path"] in OPEN_ROUTES:
                 await self._app(scope, receive, named_send)
+            elif self._sessions is not None and scope["method"] == "GET" and is_page(scope["path"]):
+                login = f"{LOGIN}?{urlencode({'next': scope['path']})}"
+                await RedirectResponse(login, 303, {"Cache-Control": "no-store"})(scope, receive, named_send)
             else:
                 await error_reply(_no_key())(scope, receive, named_send)
         finally:
@@ -64,6 +77,8 @@ class Guard:
 
     def _knows(self, scope: Scope) -> bool:
         if self._key is None:
+            return True
+        if self._sessions is not None and self._sessions.admits(scope):
             return True
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         # Headers are decoded as latin-1: encoding them back gives the bytes that were sent.

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from runtime.config import ServerConfig
@@ -84,7 +84,7 @@ class HttpServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -> HttpServer:
+def make_server(app: Starlette, config: ServerConfig, ready: Callable[[], None]) -> HttpServer:
     settings = uvicorn.Config(
         app,
         lifespan="on",
@@ -96,4 +96,4 @@ def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
     )
-    return HttpServer(settings, app.state.service.gate, ready, app.state.park)
+    return HttpServer(settings, app.state.gate, ready, app.state.park)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from runtime.config import ServerConfig
     from runtime.server.http_server import HttpServer
@@ -46,7 +46,7 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: FastAPI, config: ServerConfig, bound: socket.socket, ready: Callable[[], None]) -> None:
+def serve(app: Starlette, config: ServerConfig, bound: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until stopped by a signal. Returns after the drain."""
     from runtime.server.http_server import make_server
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
 
-from sqlalchemy import Connection, select, union
+from sqlalchemy import Connection, func, select, union
 from sqlalchemy.orm import InstrumentedAttribute
 
 from zoo.catalog import names as naming
@@ -130,6 +130,15 @@ class Reader:
         """Return block digest -> names of the models with that block in their chain, sorted."""
         query = select(t.ModelBlock.block, t.Model.name).join(t.Model, t.Model.id == t.ModelBlock.model)
         return _grouped(self._where_in(query, t.ModelBlock.block, blocks))
+
+    def component_models(self, components: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Return component digest -> names of the models with that component, sorted."""
+        query = select(t.ModelComponent.component, t.Model.name).join(t.Model, t.Model.id == t.ModelComponent.model)
+        return _grouped(self._where_in(query, t.ModelComponent.component, components))
+
+    def tensor_bytes(self) -> int:
+        """Return the bytes of all distinct tensors that models reference."""
+        return int(self._connection.execute(select(func.coalesce(func.sum(t.Tensor.nbytes), 0))).scalar_one())
 
     def tensor(self, digest: str) -> TensorMeta | None:
         row = self._connection.execute(select(t.Tensor).where(t.Tensor.digest == digest)).one_or_none()

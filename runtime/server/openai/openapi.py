@@ -52,6 +52,12 @@ _FORM = {
         "purpose": {"type": "string", "const": "batch"},
     },
 }
+#: The form of the page's login.
+_LOGIN = {
+    "type": "object",
+    "required": ["key"],
+    "properties": {"key": {"type": "string"}, "next": {"type": "string"}},
+}
 
 
 def describe(routes: Iterable[Route]) -> Callable[[Request], Awaitable[Response]]:
@@ -98,7 +104,12 @@ def _other_bodies() -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
     """Return the schemas of bodies that are no pydantic models by method and path, and those that they refer to."""
     template = _SCHEMAS.format(model="{name}")
     (order, roles), schemas = msgspec.json.schema_components((BatchOrder, dict[str, RoleName]), ref_template=template)
-    return {"POST /v1/files": _FORM, "POST /v1/batches": order, "POST /zoo/roles": roles}, dict(schemas)
+    return {
+        "POST /v1/files": _FORM,
+        "POST /ui/login": _LOGIN,
+        "POST /v1/batches": order,
+        "POST /zoo/roles": roles,
+    }, dict(schemas)
 
 
 def _version() -> str:
@@ -128,7 +139,11 @@ def _operation(route: Route, method: str, body: Mapping[str, Any] | None) -> dic
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if body is not None:
-        kind = "multipart/form-data" if body is _FORM else "application/json"
+        kind = "application/json"
+        if body is _FORM:
+            kind = "multipart/form-data"
+        elif body is _LOGIN:
+            kind = "application/x-www-form-urlencoded"
         operation["requestBody"] = {"required": True, "content": {kind: {"schema": body}}}
     return operation
 

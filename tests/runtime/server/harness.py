@@ -33,6 +33,7 @@ from runtime.tracing.sink import Trace
 from runtime.types import ModelSpec
 from tests.runtime.cluster.whole import WholeEngine, inline
 from zoo.errors import AmbiguousName, NotFound
+from zoo.store import Store
 from zoo.views.exits import exit_name
 
 BASE = ModelSpec("org/base", 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", "own-base"), kind="foundation")
@@ -114,6 +115,7 @@ def running(
     credit: int = 1,
     on_demand: Sequence[StoredModel] = (),
     queue: str | None = None,
+    store: Store | None = None,
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that act on a sequence half-way.
 
@@ -123,7 +125,9 @@ def running(
     kept = Trace() if trace else None
     with (
         inline(engine, kept, credit=credit, deltas=deltas, profiles=profiles) as driver,
-        serving(driver, FakeSource(tokenizer, known), config or ServerConfig(), kept, on_demand, queue) as started,
+        serving(
+            driver, FakeSource(tokenizer, known), config or ServerConfig(), kept, on_demand, queue, store
+        ) as started,
     ):
         yield started
 
@@ -136,11 +140,12 @@ def serving(
     trace: Trace | None = None,
     on_demand: Sequence[StoredModel] = (),
     queue: str | None = None,
+    store: Store | None = None,
 ) -> Iterator[Running]:
     """Serve with a given driver until the block ends; the caller closes the driver."""
     opened = None if queue is None else QueueDatabase(queue, patience=30)
     models = [source.served(spec) for spec in driver.models()]
-    app = build_app(driver, models, source, config, trace, on_demand, opened)
+    app = build_app(driver, models, source, config, trace, on_demand, opened, store)
     bound = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = make_server(app, replace(config, drain_seconds=2), ready.set)

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
 from tests.runtime.server.harness import Running, eventually, running
+from zoo.store import Store
 
 GOOD = {"model": "org/base", "prompt": "hi", "max_tokens": 2}
 CHAT = {"model": "org/base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -197,6 +199,21 @@ def test_routes_and_methods(http: httpx.Client) -> None:
     check_error(response, 405)
     assert response.headers["allow"] == "POST"
     check_error(http.delete("/v1/models"), 405)
+
+
+def test_the_page_is_only_where_there_is_a_store(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    paths = ("/", "/ui/lineage", "/ui/models/x", "/ui/login", "/ui/zoo.css", "/ui/icon.svg")
+    with running(tokenizer) as server, server.http() as http:
+        for path in paths:
+            check_error(http.get(path), 404)
+    with Store.open(tmp_path / "store") as store, running(tokenizer, store=store) as server, server.http() as http:
+        assert {path: http.get(path).status_code for path in paths} == {
+            **dict.fromkeys(paths, 200), "/ui/models/x": 404, "/ui/login": 303
+        }  # fmt: skip
+        for path in paths[:-1]:
+            check_error(http.delete(path), 405)
+        for path in ("/ui", "/ui/", "/ui/nothing", "/ui/templates/base.html", "/ui/../app.py", "/ui/zoo.css/"):
+            check_error(http.get(path), 404)
 
 
 def test_large_bodies_are_refused_while_they_are_read(tokenizer: Tokenizer) -> None:
