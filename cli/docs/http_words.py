@@ -86,6 +86,24 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "add_generation_prompt": "Refused unless it is true.",
         "return_token_strs": "Whether the answer has each token's text.",
     },
+    "ResponseBody": {
+        "input": "The conversation: a text, or items (messages, `function_call`, `function_call_output`).",
+        "instructions": "A first message of the role system.",
+        "max_tokens": "Refused: give `max_output_tokens`.",
+        "max_output_tokens": "Tokens of the answer at most. Default: what the context leaves.",
+        "n": "Refused unless it is 1.",
+        "response_format": "Refused: give `text`.",
+        "text": "With `format`: constrains the answer, as a chat's `response_format` ([structured.md](structured.md)).",
+        "previous_response_id": "A kept response, behind whose conversation `input` goes on.",
+        "store": "Whether the response is kept, on a server with `--queue`. Default: there, it is.",
+        "metadata": "Comes back with the response.",
+        "include": 'Refused unless it is empty or `["reasoning.encrypted_content"]`, of which there is none.',
+        "truncation": "Refused unless it is `disabled`.",
+        **dict.fromkeys(
+            ("background", "conversation", "prompt", "reasoning", "top_logprobs", "max_tool_calls"),
+            "Refused unless empty.",
+        ),
+    },
     "DetokenizeBody": {"tokens": "Token ids of the model."},
 }
 
@@ -136,6 +154,12 @@ _BATCH = (
     """"error_file_id", "completion_window", "request_counts": {"total", "completed", "failed"}, "errors", """
     """"metadata", "created_at", "in_progress_at", "expires_at", …}"""
 )
+_RESPONSE = (
+    """{"id": "resp_…", "object": "response", "created_at", "status": "completed" | "incomplete" | "queued" | """
+    """"in_progress" | "failed" | "cancelled", "error", "incomplete_details", "model", "output": [message | """
+    """function_call], "usage": {"input_tokens", "output_tokens", "total_tokens", …}, …}; see [apis.md](apis.md)"""
+)
+_NO_RESPONSE = {404: "no kept response of that id", 501: _NO_QUEUE}
 _LIST = """{{"object": "list", "data": [{}], "first_id", "last_id", "has_more"}}"""
 
 _HTML = "HTML, or with an error's status a page that says it"
@@ -157,6 +181,12 @@ ROUTES: Mapping[str, Said] = {
         + """}""",
         errors=_GENERATING,
     ),
+    "POST /v1/responses": Said(
+        _RESPONSE,
+        errors=_GENERATING | {413: "the body, or the conversation that it continues, is larger than 8 MiB"},
+    ),
+    "GET /v1/responses/{id}": Said(_RESPONSE, errors=_NO_RESPONSE),
+    "DELETE /v1/responses/{id}": Said("""{"id", "object": "response", "deleted": true}""", errors=_NO_RESPONSE),
     "POST /tokenize": Said(
         """{"count", "max_model_len", "tokens": [id], "token_strs": [text] | null}; a text may be longer than the """
         """model's context""",

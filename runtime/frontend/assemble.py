@@ -19,8 +19,8 @@ from functools import partial
 
 from blake3 import blake3
 
-from runtime.frontend.errors import RequestError, too_long
-from runtime.frontend.schemas import ChatBody, CompletionBody
+from runtime.frontend.errors import RequestError, in_other_fields, too_long
+from runtime.frontend.schemas import ChatBody, ChatShapedBody, CompletionBody
 from runtime.frontend.served_models import ServedModel
 from runtime.frontend.structured import answer_grammar
 from runtime.frontend.tools.use import ToolUse, template_message, tool_use
@@ -84,6 +84,7 @@ class Generation:
         logprobs: Alternatives per token; None for no log-probabilities at all.
         accepts: Whether a whole answer is one of the grammar; None without a grammar.
         tools: The tools that its answers may call.
+        asked: The body in the shape that it came in, where that stands for a chat.
     """
 
     receipt: Receipt
@@ -99,6 +100,7 @@ class Generation:
     return_token_ids: bool = False
     accepts: Callable[[str], bool] | None = None
     tools: ToolUse | None = None
+    asked: ChatShapedBody | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -158,6 +160,14 @@ def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: 
         accepts=_accepting(answer, limits),
         tools=tools,
     )
+
+
+def assemble_asked(body: ChatShapedBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
+    """Return the sequences of the chat that a body stands for. Raises RequestError 400, in the body's own fields."""
+    try:
+        return replace(assemble_chat(body.chat(), model, receipt, limits), asked=body)
+    except RequestError as error:
+        raise in_other_fields(error, body.chat_fields) from None
 
 
 def chat_prompt(body: ChatBody, model: ServedModel, limits: Limits) -> tuple[Prompt, ToolUse | None]:

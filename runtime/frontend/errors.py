@@ -6,6 +6,8 @@ here depends on sockets; `status` is only a number.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from zoo.errors import InputError
 
 BAD_REQUEST = "invalid_request_error"
@@ -37,6 +39,24 @@ class RequestError(InputError):
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return OpenAI's error document."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def in_other_fields(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Return an error that names a field by the name that the client gave it."""
+    given = error.param
+    if given is None or given not in names:
+        return error
+    message = str(error)
+    if message.startswith(given):
+        message = names[given] + message[len(given) :]
+    return RequestError(
+        message,
+        status=error.status,
+        kind=error.kind,
+        param=names[given],
+        code=error.code,
+        retry_after=error.retry_after,
+    )
 
 
 def unsupported(field: str, reason: str) -> RequestError:

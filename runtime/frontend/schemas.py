@@ -11,7 +11,7 @@ Parsing is one pass over the bytes with a bounded depth. Checks that depend on a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -86,7 +86,7 @@ class StructuredOutputs(BodyPart):
 
 
 class GeneratingBody(BodyPart):
-    """Fields of both endpoints. None means not given (clients also send null for that)."""
+    """Fields of all generating endpoints. None means not given (clients also send null for that)."""
 
     model: str
     stream: bool | None = None
@@ -212,13 +212,33 @@ class ChatBody(GeneratingBody):
             message.require_supported()
 
 
+class ChatShapedBody(GeneratingBody):
+    """A body in another API's shape, that stands for a chat."""
+
+    #: The field of this body by the field of a chat.
+    chat_fields: ClassVar[Mapping[str, str]] = {}
+
+    def chat(self) -> ChatBody:
+        """Return the chat, which has every bound checked. Raises RequestError 400."""
+        raise NotImplementedError
+
+
 B = TypeVar("B", bound=BodyPart)
 
 
 def parse(kind: type[B], raw: bytes) -> B:
     """Return the parsed body. Raises RequestError 400 that names the first wrong field."""
+    return _checked(kind, lambda: kind.model_validate_json(raw))
+
+
+def rebuilt(kind: type[B], values: Mapping[str, Any]) -> B:
+    """Return a body of parsed values, checked as `parse` does. Raises RequestError 400."""
+    return _checked(kind, lambda: kind.model_validate(values))
+
+
+def _checked(kind: type[B], make: Callable[[], B]) -> B:
     try:
-        body = kind.model_validate_json(raw)
+        body = make()
     except ValidationError as error:
         raise _refusal(kind, error) from None
     body.require_supported()

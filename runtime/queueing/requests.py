@@ -239,6 +239,12 @@ def counts(connection: Connection, batch: str | None = None) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
+def remove(connection: Connection, request: str) -> None:
+    """Remove a request that has ended, with its answer."""
+    own = (_requests.c.id == request) & _requests.c.state.in_(ENDED)
+    connection.execute(delete(_requests).where(own))
+
+
 def expire(connection: Connection, before: int, limit: int = 1000) -> int:
     """Remove at most `limit` requests that ended before a time, but for lines of batches; return how many."""
     old = select(_requests.c.id).where(_requests.c.ended < before, _requests.c.batch.is_(None)).limit(limit)

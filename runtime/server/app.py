@@ -15,9 +15,11 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from runtime.config import ServerConfig
+from runtime.frontend.apis.responses import ResponseBody
 from runtime.frontend.schemas import ChatBody, CompletionBody
 from runtime.frontend.served_models import ServedModel, ServedModels, StoredModel
 from runtime.queueing.database import QueueDatabase
+from runtime.server.answers.response_routes import ResponseRoutes
 from runtime.server.auth import Guard
 from runtime.server.batches.batch_service import BatchService
 from runtime.server.batches.routes import BatchRoutes
@@ -80,6 +82,8 @@ def routes_of(service: Service, batches: BatchRoutes, page: PageContext | None) 
         Route("/v1/chat/completions", Generate(service, ChatBody), methods=["POST"]),
         Route("/v1/models", routes.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", routes.show_model, methods=["GET"]),
+        Route("/v1/responses", Generate(service, ResponseBody), methods=["POST"]),
+        *ResponseRoutes(service).routes(),
         *token_routes(service),
         *_batch_routes(batches),
         Route("/openapi.json", describe(found), methods=["GET"]),

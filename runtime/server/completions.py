@@ -1,4 +1,4 @@
-"""ASGI endpoints of `/v1/completions` and `/v1/chat/completions`.
+"""ASGI endpoints of the generating routes.
 
 Each request is read, parsed and tokenized (worker thread), run, and answered as one document or as server-sent events.
 If the client disconnects at any point, its sequences are aborted and its places released. An error before the first
@@ -20,12 +20,14 @@ from starlette.types import Receive, Scope, Send
 from runtime.frontend.assemble import Receipt
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError, unavailable
-from runtime.frontend.schemas import ChatBody, CompletionBody
+from runtime.frontend.schemas import GeneratingBody
+from runtime.server.answers.forms import AnswerForm, form_of_body
+from runtime.server.answers.kept import SettledBody
 from runtime.server.context import Service
 from runtime.server.durable.answering import answer_durably, is_durable
-from runtime.server.openai.format import FinishedChoice, Wording, wording_for
+from runtime.server.openai.format import FinishedChoice, Wording
 from runtime.server.openai.responses import as_request_error, dump, error_reply
-from runtime.server.openai.sse import DONE, ChunkWriter, Outlet, event
+from runtime.server.openai.sse import Outlet
 from runtime.server.request_body import read_body, while_connected
 from runtime.server.request_runner import Prepared, prepare_served, run
 from zoo.errors import ZooError
@@ -34,47 +36,51 @@ _log = logging.getLogger("blockzoo.server")
 
 
 class Generate:
-    """The ASGI application of one generating route and its type of body."""
+    """The ASGI application of one generating route, by its type of body.
 
-    def __init__(self, service: Service, kind: type[CompletionBody] | type[ChatBody]) -> None:
+    Attributes:
+        body: The model of the request body that the route parses.
+        summary: What the route does, for its documents.
+    """
+
+    def __init__(self, service: Service, kind: type[GeneratingBody]) -> None:
         self._service = service
-        self._kind = kind
-
-    @property
-    def body(self) -> type[CompletionBody] | type[ChatBody]:
-        """The model of the request body that the route parses."""
-        return self._kind
-
-    @property
-    def summary(self) -> str:
-        """What the route does, for its documents."""
-        return "Continue prompts." if self._kind is CompletionBody else "Answer in a conversation."
+        self._form = form_of_body(kind)
+        self.body = kind
+        self.summary = self._form.summary
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         durable = self._service.durable
         if durable is not None and is_durable(self._service, request):
-            await answer_durably(self._service, durable, self._kind, request, send)
+            await answer_durably(self._service, durable, self._form, request, send)
             return
-        receipt = Receipt(self._name(request), int(time.time()), time.monotonic_ns())
+        receipt = Receipt(self._form.prefix + str(request.state.request_id), int(time.time()), time.monotonic_ns())
         try:
             with self._service.gate.place() as place:
                 raw = await read_body(request, self._service.config.max_body_bytes)
-                async with while_connected(receive):
-                    prepared = await prepare_served(self._service, self._kind, raw, receipt)
-                    place.grow(len(prepared.choices))
-                    await self._answer(prepared, scope, receive, send)
+                settled = await self._settled(raw)
+                if durable is None or not settled.kept:
+                    async with while_connected(receive):
+                        prepared = await prepare_served(self._service, self.body, settled.raw, receipt)
+                        place.grow(len(prepared.choices))
+                        await self._answer(prepared, scope, receive, send)
+                    return
+            await answer_durably(self._service, durable, self._form, request, send, raw, settled)
         except ClientDisconnect:
             return
 
-    def _name(self, request: Request) -> str:
-        return ("chatcmpl-" if self._kind is ChatBody else "cmpl-") + str(request.state.request_id)
+    async def _settled(self, raw: bytes) -> SettledBody:
+        settle, durable = self._form.settle, self._service.durable
+        if settle is None:
+            return SettledBody(raw, False)
+        return await settle(self._service, None if durable is None else durable.store, raw)
 
     async def _answer(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
-        wording = wording_for(prepared.generation)
+        wording = self._form.wording(prepared.generation)
         async with aclosing(run(self._service, prepared)) as steps:
             if prepared.generation.stream:
-                await _stream(prepared, wording, steps, send)
+                await _stream(self._form, prepared, steps, send)
                 return
             try:
                 response = Response(await self._whole(prepared, wording, steps), media_type="application/json")
@@ -92,12 +98,12 @@ class Generate:
         return await self._service.in_worker(lambda: dump(wording.whole(finished)))
 
 
-async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[list[TextPiece]], send: Send) -> None:
+async def _stream(form: AnswerForm, prepared: Prepared, steps: AsyncIterator[list[TextPiece]], send: Send) -> None:
     """Write the chunks of a streamed answer.
 
     The response starts only after the first step, so that an error before it still gets its own status.
     """
-    chunks = ChunkWriter(wording, prepared.generation.return_token_ids)
+    chunks = form.writer(prepared.generation)
     first = await anext(aiter(steps))
     with Outlet(send) as out:
         await out.start()
@@ -105,18 +111,17 @@ async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[lis
         try:
             async for pieces in steps:
                 await out.write(chunks.write_pieces(pieces))
-            if prepared.generation.usage_chunk:
-                await out.write(event(wording.usage_chunk(sum(choice.tokens for choice in prepared.choices))))
+            await out.write(chunks.usage(sum(choice.tokens for choice in prepared.choices)))
         except asyncio.CancelledError:
-            await out.write(event(_cut_off().body()), more=False)
+            await out.write(form.failure(_cut_off(), out.events), more=False)
             raise
         except ClientDisconnect:
             raise
         except Exception as error:
             if not isinstance(error, ZooError):
                 _log.exception("a stream broke")
-            await out.write(event(as_request_error(error).body()))
-        await out.write(DONE, more=False)
+            await out.write(form.failure(as_request_error(error), out.events))
+        await out.write(form.end, more=False)
 
 
 def _cut_off() -> RequestError:

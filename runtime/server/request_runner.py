@@ -15,10 +15,10 @@ from functools import partial
 from typing import TypeVar
 
 from runtime.control.overload import retry_after
-from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat, assemble_completion
+from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_asked, assemble_chat, assemble_completion
 from runtime.frontend.choice import AnswerChoice, TextPiece
 from runtime.frontend.errors import RequestError, overloaded, unavailable
-from runtime.frontend.schemas import ChatBody, CompletionBody, parse
+from runtime.frontend.schemas import ChatBody, ChatShapedBody, CompletionBody, GeneratingBody, parse
 from runtime.frontend.served_models import NotServedYet
 from runtime.server.context import Service
 from runtime.server.metrics import ModelMetrics
@@ -42,23 +42,22 @@ def limits_of(service: Service) -> Limits:
     return Limits(service.config.max_choices, service.config.max_queued, service.grammars)
 
 
-def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: bytes, receipt: Receipt) -> Prepared:
+def prepare(service: Service, kind: type[GeneratingBody], raw: bytes, receipt: Receipt) -> Prepared:
     """Parse, tokenize and check a body. Runs on a worker thread. Raises RequestError."""
-    limits = limits_of(service)
-    if kind is ChatBody:
-        chat = parse(ChatBody, raw)
-        model = model_for(service, chat)
-        generation = assemble_chat(chat, model, receipt, limits)
+    body = parse(kind, raw)
+    limits, model = limits_of(service), model_for(service, body)
+    if isinstance(body, CompletionBody):
+        generation = assemble_completion(body, model, receipt, limits)
+    elif isinstance(body, ChatBody):
+        generation = assemble_chat(body, model, receipt, limits)
+    elif isinstance(body, ChatShapedBody):
+        generation = assemble_asked(body, model, receipt, limits)
     else:
-        completion = parse(CompletionBody, raw)
-        model = model_for(service, completion)
-        generation = assemble_completion(completion, model, receipt, limits)
+        raise TypeError(kind.__name__)
     return Prepared(generation, tuple(AnswerChoice(generation, index) for index in range(len(generation.sequences))))
 
 
-async def prepare_served(
-    service: Service, kind: type[CompletionBody] | type[ChatBody], raw: bytes, receipt: Receipt
-) -> Prepared:
+async def prepare_served(service: Service, kind: type[GeneratingBody], raw: bytes, receipt: Receipt) -> Prepared:
     """Prepare a body as `when_served` does. Raises as both."""
     return await when_served(service, partial(prepare, service, kind, raw, receipt))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_TOOLS = 128
-_NAME = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class _ToolBody(BaseModel):
@@ -17,7 +17,7 @@ class _ToolBody(BaseModel):
 class ToolFunction(_ToolBody):
     """A function that an answer may call. `parameters`: JSON schema of its arguments."""
 
-    name: _NAME
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -33,7 +33,7 @@ class Tool(_ToolBody):
 class NamedFunction(_ToolBody):
     """The name of a function to call."""
 
-    name: _NAME
+    name: FunctionName
 
 
 class NamedTool(_ToolBody):
@@ -46,7 +46,7 @@ class NamedTool(_ToolBody):
 class CalledFunction(_ToolBody):
     """A call that the assistant has made. `arguments`: JSON, as it was answered."""
 
-    name: _NAME
+    name: FunctionName
     arguments: str = "{}"
 
 

@@ -12,15 +12,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtime.frontend.errors import RequestError, unavailable
-from runtime.frontend.schemas import ChatBody, CompletionBody
-from runtime.queueing.records import Kind
+from runtime.server.answers.forms import AnswerForm
+from runtime.server.answers.kept import SettledBody
 from runtime.server.auth import principal_of
 from runtime.server.context import Service
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.runs import DurableRuns
 from runtime.server.durable.transcript import behind
 from runtime.server.openai.responses import as_request_error
-from runtime.server.openai.sse import Outlet, event
+from runtime.server.openai.sse import Outlet
 from runtime.server.request_body import read_body, while_connected
 
 _log = logging.getLogger("blockzoo.server")
@@ -36,14 +36,22 @@ def is_durable(service: Service, request: Request) -> bool:
 
 
 async def answer_durably(
-    service: Service, durable: DurableRuns, kind: type[CompletionBody] | type[ChatBody], request: Request, send: Send
+    service: Service,
+    durable: DurableRuns,
+    form: AnswerForm,
+    request: Request,
+    send: Send,
+    raw: bytes | None = None,
+    settled: SettledBody | None = None,
 ) -> None:
     """Accept a generating request, or find the equal one of its key, and answer with what it publishes.
 
+    Args:
+        raw: The request's body, where it has been read.
+        settled: What it becomes, where that is known (`AnswerForm.settle`).
+
     Raises RequestError: 400 for a bad header or body, 422 for another body under the same key, 503.
     """
-    name: Kind = "chat" if kind is ChatBody else "completion"
-    prefix = "chatcmpl-" if kind is ChatBody else "cmpl-"
     principal, number = principal_of(service.config.api_key), last_event(request)
     given = request.headers.get(_KEY)
     key = None if given is None else _key_digest(principal, given)
@@ -51,15 +59,17 @@ async def answer_durably(
         # The limit on sequences (`Gate.place`) does not hold here: what is accepted may wait in the store.
         if service.gate.closed:
             raise unavailable("The server is shutting down.")
-        raw = await read_body(request, service.config.max_body_bytes)
-        run = await durable.accept(name, raw, prefix + (key or str(request.state.request_id)), principal, key)
+        if raw is None:
+            raw = await read_body(request, service.config.max_body_bytes)
+        name = form.prefix + (key or str(request.state.request_id))
+        run = await durable.accept(form, raw, name, principal, key, settled)
         async with while_connected(request.receive):
-            await write_run(run, number, request.scope, request.receive, send)
+            await write_run(form, run, number, request.scope, request.receive, send)
     except ClientDisconnect:
         return
 
 
-async def write_run(run: DurableRun, number: int, scope: Scope, receive: Receive, send: Send) -> None:
+async def write_run(form: AnswerForm, run: DurableRun, number: int, scope: Scope, receive: Receive, send: Send) -> None:
     """Write what a run publishes behind the events of `number` if it streams, else its answer once there is one."""
     async with aclosing(_events(run, number)) as events:
         first = await anext(events, None)
@@ -75,7 +85,7 @@ async def write_run(run: DurableRun, number: int, scope: Scope, receive: Receive
             except ClientDisconnect:
                 raise
             except Exception as error:  # the request was put down: the stream is not at its end
-                await out.write(event(as_request_error(error).body()), more=False)
+                await out.write(form.failure(as_request_error(error), out.events), more=False)
                 return
             await out.write(b"", more=False)
 

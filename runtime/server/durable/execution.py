@@ -15,8 +15,8 @@ from functools import partial
 
 from runtime.frontend.assemble import Receipt
 from runtime.frontend.errors import RequestError
-from runtime.frontend.schemas import ChatBody, CompletionBody
 from runtime.queueing.records import DurableRequest, Kind, State, StoredAnswer
+from runtime.server.answers.forms import form_of_kind
 from runtime.server.context import Service
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
@@ -36,9 +36,6 @@ _log = logging.getLogger("blockzoo.server")
 #: Seconds for which sequences of an earlier run of the request may take to end.
 OPEN_SECONDS = 30.0
 _PAUSE = 0.02
-
-#: The body of each kind of request.
-BODIES: dict[Kind, type[CompletionBody] | type[ChatBody]] = {"completion": CompletionBody, "chat": ChatBody}
 
 
 class Execution:
@@ -75,15 +72,14 @@ class Execution:
                 raise
             if not isinstance(error, ZooError):
                 _log.exception("request %s failed", run.id)
-            await self.refuse(run, "failed", refusal)
+            await self.refuse(run, request.kind, "failed", refusal)
             return
         await self._end(run, "done", answer, ending)
 
-    async def refuse(self, run: DurableRun, state: State, error: RequestError) -> None:
+    async def refuse(self, run: DurableRun, kind: Kind, state: State, error: RequestError) -> None:
         """End a request with an error, in its stream if that has begun."""
-        count = max((chunk.number for chunk in run.published), default=-1) + 1
-        ending = broken_off(count, error) if count else []
-        stream = joined([*run.published, *ending]) if count else None
+        ending = broken_off(form_of_kind(kind), run.published, error)
+        stream = joined([*run.published, *ending]) if ending else None
         await self._end(run, state, StoredAnswer(error.status, dump(error.body()), stream), ending)
 
     async def _end(self, run: DurableRun, state: State, answer: StoredAnswer, ending: Sequence[Chunk]) -> None:
@@ -105,7 +101,9 @@ class Execution:
             past = await self._store.events(request.id) if request.version else []
             arrival = arrival_of(request, time.monotonic_ns(), time.time_ns())
             receipt = Receipt(request.id, request.created // 10**9, arrival, request.seed)
-            prepared = await prepare_served(self._service, BODIES[request.kind], request.body or b"", receipt)
+            prepared = await prepare_served(
+                self._service, form_of_kind(request.kind).body, request.body or b"", receipt
+            )
             _check_version(request, prepared, bool(past))
         transcript = Transcript(prepared)
         if past:

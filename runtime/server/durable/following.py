@@ -8,8 +8,8 @@ from functools import partial
 from runtime.frontend.assemble import Receipt
 from runtime.queueing import requests
 from runtime.queueing.records import ENDED, DurableRequest, decode_events
+from runtime.server.answers.forms import form_of_kind
 from runtime.server.context import Service
-from runtime.server.durable.execution import BODIES
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
 from runtime.server.durable.transcript import Transcript, chunks_of
@@ -63,7 +63,7 @@ class Follower:
         if stored is None:
             raise LookupError(request)
         return Transcript(
-            await prepare_served(self._service, BODIES[stored.kind], stored.body or b"", receipt_of(stored))
+            await prepare_served(self._service, form_of_kind(stored.kind).body, stored.body or b"", receipt_of(stored))
         )
 
 

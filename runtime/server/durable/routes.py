@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from runtime.frontend.errors import RequestError
 from runtime.queueing import requests
 from runtime.queueing.records import ENDED, DurableRequest
+from runtime.server.answers.forms import form_of_kind
 from runtime.server.auth import principal_of
 from runtime.server.context import Service
 from runtime.server.durable.answering import last_event, write_run
@@ -90,7 +91,7 @@ class RequestEvents:
             run = await self._at_rest(found)
         try:
             async with while_connected(receive):
-                await write_run(run, number, scope, receive, send)
+                await write_run(form_of_kind(found.kind), run, number, scope, receive, send)
         except ClientDisconnect:
             return
 

@@ -26,10 +26,12 @@ from runtime.frontend.errors import RequestError, unavailable
 from runtime.queueing import requests
 from runtime.queueing.broker import INTERACTIVE, RabbitIntake
 from runtime.queueing.database import QueueDatabase
-from runtime.queueing.records import ENDED, DurableRequest, Kind, StoredAnswer
+from runtime.queueing.records import ENDED, DurableRequest, StoredAnswer
 from runtime.queueing.requests import MOST_ATTEMPTS
+from runtime.server.answers.forms import AnswerForm
+from runtime.server.answers.kept import SettledBody
 from runtime.server.context import Service
-from runtime.server.durable.execution import BODIES, Execution, Seat
+from runtime.server.durable.execution import Execution, Seat
 from runtime.server.durable.following import LOOK, Follower
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
@@ -139,7 +141,15 @@ class DurableRuns:
         """Return a request that waits or runs here."""
         return self._runs.get(request)
 
-    async def accept(self, kind: Kind, raw: bytes, request: str, principal: str, key: str | None) -> DurableRun:
+    async def accept(
+        self,
+        form: AnswerForm,
+        raw: bytes,
+        request: str,
+        principal: str,
+        key: str | None,
+        settled: SettledBody | None = None,
+    ) -> DurableRun:
         """Return the run of a request: of an equal one with the same id, or a new one.
 
         A request that has ended comes as a run that has its answer. A new one publishes nothing before it is in the
@@ -148,17 +158,20 @@ class DurableRuns:
         Args:
             request: Its id, derived from principal and key where it has a key.
             key: Digest of its key.
+            settled: What the body becomes, where that is known.
 
         Raises:
             RequestError: 422 where another body came with this key; what is wrong with the body; 503.
             StoreError: The store cannot be read.
         """
-        digest = blake3(kind.encode() + b"\0" + raw).digest()
+        digest = blake3(form.kind.encode() + b"\0" + raw).digest()
         if (known := await self._known(request, principal, key, digest)) is not None:
             return known
         created = time.time_ns()
         receipt = Receipt(request, created // 10**9, time.monotonic_ns(), secrets.randbelow(2**62))
-        prepared = await prepare_served(self._service, BODIES[kind], raw, receipt)
+        if form.settle is not None:
+            raw = (settled or await form.settle(self._service, self.store, raw)).raw
+        prepared = await prepare_served(self._service, form.body, raw, receipt)
         if (known := self._matching(self._runs.get(request), digest)) is not None:  # the same one has come meanwhile
             return known
         if self.parking:
@@ -166,7 +179,7 @@ class DurableRuns:
         waits = self._places.locked() or self._broker is not None
         stored = DurableRequest(
             id=request,
-            kind=kind,
+            kind=form.kind,
             digest=digest,
             seed=receipt.seed or 0,
             created=created,
@@ -215,7 +228,7 @@ class DurableRuns:
             run.task.cancel()
             await asyncio.gather(run.task, return_exceptions=True)
         error = RequestError("The request was aborted.", status=409, code="request_aborted")
-        await self._execution.refuse(run, "cancelled", error)
+        await self._execution.refuse(run, request.kind, "cancelled", error)
 
     # -- accepting -----------------------------------------------------------------------------------------------------
 

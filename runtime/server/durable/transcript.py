@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError
-from runtime.server.openai.format import FinishedChoice, wording_for
+from runtime.server.answers.forms import AnswerForm, form_of
+from runtime.server.openai.format import FinishedChoice
 from runtime.server.openai.responses import dump
-from runtime.server.openai.sse import DONE, ChunkWriter, event
 from runtime.server.request_runner import Prepared
 from runtime.types import SequenceRequest, TokenEvent
 
@@ -45,9 +45,9 @@ class Transcript:
         self._choices = {choice.seq: choice for choice in prepared.choices}
         self._sequences = generation.sequences
         self._streams = generation.stream
-        self._usage = generation.usage_chunk
-        self._wording = wording_for(generation)
-        self._chunks = ChunkWriter(self._wording, generation.return_token_ids)
+        self._form = form_of(generation)
+        self._wording = self._form.wording(generation)
+        self._chunks = self._form.writer(generation)
         self._finished = [FinishedChoice(choice.index) for choice in prepared.choices]
 
     def add_events(self, events: Iterable[TokenEvent]) -> AddedEvents:
@@ -87,10 +87,9 @@ class Transcript:
         """Return the chunks behind the last token, none for an answer that is not streamed."""
         if not self._streams:
             return []
-        if not self._usage:
-            return [Chunk(self.count + 1, DONE)]
-        usage = event(self._wording.usage_chunk(sum(len(each.tokens) for each in self._finished)))
-        return [Chunk(self.count, _numbered(self.count, usage)), Chunk(self.count + 1, DONE)]
+        usage, end = self._chunks.usage(sum(len(each.tokens) for each in self._finished)), self._form.end
+        counted = [Chunk(self.count, _numbered(self.count, usage))] if usage else []
+        return [*counted, Chunk(self.count + 1, end)] if end else counted
 
     def _chunk(self, piece: TextPiece) -> list[Chunk]:
         opening = self._chunks.openings(range(len(self._finished))) if self.count == 0 else b""
@@ -99,9 +98,14 @@ class Transcript:
         return [Chunk(self.count, opening + numbered)] if opening or numbered else []
 
 
-def broken_off(count: int, error: RequestError) -> list[Chunk]:
-    """Return the chunks that end a stream with an error behind `count` events."""
-    return [Chunk(count, _numbered(count, event(error.body()))), Chunk(count + 1, DONE)]
+def broken_off(form: AnswerForm, published: Sequence[Chunk], error: RequestError) -> list[Chunk]:
+    """Return the chunks that end a stream with an error behind what was published; none for a stream not begun."""
+    if not published:
+        return []
+    count = published[-1].number + 1
+    sent = sum(chunk.data.count(_SEPARATOR) for chunk in published)
+    broken = Chunk(count, _numbered(count, form.failure(error, sent)))
+    return [broken, Chunk(count + 1, form.end)] if form.end else [broken]
 
 
 def behind(stream: bytes, number: int) -> bytes:
@@ -131,7 +135,10 @@ def chunks_of(stream: bytes) -> list[Chunk]:
 
 
 def _numbered(number: int, events: bytes) -> bytes:
-    return b"%b%d\n%b" % (_ID, number, events)
+    """Return events with a number on the last of them: a client that has it has them all."""
+    at = events.rfind(_SEPARATOR, 0, -len(_SEPARATOR))
+    at = 0 if at < 0 else at + len(_SEPARATOR)
+    return b"%b%b%d\n%b" % (events[:at], _ID, number, events[at:])
 
 
 def joined(chunks: Sequence[Chunk]) -> bytes:

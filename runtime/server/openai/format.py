@@ -1,8 +1,8 @@
 """Format answers as OpenAI's JSON for completions and chat completions, whole and in chunks.
 
-Pure functions from pieces and finished choices to JSON-ready dictionaries. Both formats have the interface `Wording`;
-one instance is built per request. A log-probability of minus infinity becomes -9999.0, as in vLLM: JSON has no
-infinity.
+Pure functions from pieces and finished choices to JSON-ready dictionaries. Both formats have the interface
+`ChunkWording`; one instance is built per request. A log-probability of minus infinity becomes -9999.0, as in vLLM: JSON
+has no infinity.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class FinishedChoice:
         served: The model that ran, if another than requested.
         calls: Calls of tools, as OpenAI words them.
         called: Whether the answer ended with them.
+        called_at: By call, how many of the texts came before it.
     """
 
     index: int
@@ -41,6 +42,7 @@ class FinishedChoice:
     served: str | None = None
     calls: list[Document] = field(default_factory=list)
     called: bool = False
+    called_at: list[int] = field(default_factory=list)
 
     def add(self, piece: TextPiece) -> None:
         self.text.append(piece.text)
@@ -52,6 +54,7 @@ class FinishedChoice:
         for part in piece.calls:
             if part.name is not None:
                 function = {"name": part.name, "arguments": ""}
+                self.called_at.append(len(self.text))
                 self.calls.append({"id": part.id, "type": "function", "function": function})
             self.calls[part.index]["function"]["arguments"] += part.arguments
 
@@ -61,6 +64,10 @@ class Wording(Protocol):
 
     def whole(self, choices: Sequence[FinishedChoice]) -> Document: ...
 
+
+class ChunkWording(Wording, Protocol):
+    """Formats it in chunks, too."""
+
     def opening(self, choice: int) -> Document | None:
         """Return the chunk that opens a choice in a stream, if the format has one."""
         ...
@@ -68,10 +75,6 @@ class Wording(Protocol):
     def chunk(self, piece: TextPiece) -> Document: ...
 
     def usage_chunk(self, generated: int) -> Document: ...
-
-
-def wording_for(generation: Generation) -> Wording:
-    return ChatWording(generation) if generation.chat else CompletionWording(generation)
 
 
 class _Common:

@@ -10,18 +10,19 @@ import asyncio
 import json
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
 from runtime.frontend.choice import TextPiece
-from runtime.server.openai.format import Wording
+from runtime.server.openai.format import ChunkWording
 from runtime.server.openai.responses import dump
 
 #: Seconds that one write to a stream may wait; a client that does not read for so long is treated as disconnected.
 SEND_SECONDS = 60.0
 
+_SEPARATOR = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -35,6 +36,20 @@ _quote = json.JSONEncoder(ensure_ascii=False).encode
 
 def event(document: Any) -> bytes:
     return b"data: %b\n\n" % dump(document)
+
+
+class StreamWriter(Protocol):
+    """Writes the events of one answer."""
+
+    def openings(self, choices: Iterable[int]) -> bytes:
+        """Return the events before the first token."""
+        ...
+
+    def write_pieces(self, pieces: Iterable[TextPiece]) -> bytes: ...
+
+    def usage(self, generated: int) -> bytes:
+        """Return the event behind the last token, of so many in all, if there is one."""
+        ...
 
 
 class _Mould(NamedTuple):
@@ -51,9 +66,10 @@ class ChunkWriter:
     Most pieces have a text and nothing else. For those the JSON around the text is encoded once per choice and reused.
     """
 
-    def __init__(self, wording: Wording, token_ids: bool) -> None:
+    def __init__(self, wording: ChunkWording, token_ids: bool, usage: bool = False) -> None:
         self._wording = wording
         self._token_ids = token_ids
+        self._usage = usage
         self._moulds: dict[int, _Mould | None] = {}
 
     def openings(self, choices: Iterable[int]) -> bytes:
@@ -64,6 +80,10 @@ class ChunkWriter:
     def write_pieces(self, pieces: Iterable[TextPiece]) -> bytes:
         """Return one event per piece with content. Tokens with no final text yet produce none."""
         return b"".join(map(self._event, pieces))
+
+    def usage(self, generated: int) -> bytes:
+        """Return the event of the token counts, if the stream has one."""
+        return event(self._wording.usage_chunk(generated)) if self._usage else b""
 
     def _event(self, piece: TextPiece) -> bytes:
         if piece.text and piece.finish is None and not piece.entries and not piece.calls:
@@ -96,7 +116,7 @@ class Outlet:
     """Writes a stream to one client. Use it as a context manager in the task that writes.
 
     A client that has not read for `seconds` is treated as disconnected. One timer per stream checks how long the
-    current write has waited; a timer per write would be one per token.
+    current write has waited; a timer per write would be one per token. `events`: those written so far.
     """
 
     def __init__(self, send: Send, seconds: float = SEND_SECONDS) -> None:
@@ -106,12 +126,14 @@ class Outlet:
         self._task = asyncio.current_task()
         self._since: float | None = None
         self._expired = False
+        self.events = 0
 
     async def start(self) -> None:
         await self._write({"type": "http.response.start", "status": 200, "headers": _HEADERS})
 
     async def write(self, events: bytes, more: bool = True) -> None:
         """Write events in one message. Empty `events` are written only to end the answer. Raises ClientDisconnect."""
+        self.events += events.count(_SEPARATOR)
         if events or not more:
             await self._write({"type": "http.response.body", "body": events, "more_body": more})
 

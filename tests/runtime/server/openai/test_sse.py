@@ -14,7 +14,7 @@ from runtime.frontend.choice import TextPiece, TokenEntry
 from runtime.frontend.schemas import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from runtime.frontend.served_models import ServedModel
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.server.openai.format import Wording, wording_for
+from runtime.server.openai.format import ChatWording, ChunkWording, CompletionWording
 from runtime.server.openai.responses import dump
 from runtime.server.openai.sse import ChunkWriter
 from runtime.types import ModelSpec
@@ -43,7 +43,11 @@ def generation(tokenizer: Tokenizer, name: str, chat: bool, **fields: object) ->
     return assemble_completion(CompletionBody(prompt=[5], **common), model, receipt, Limits())
 
 
-def worded(wording: Wording, piece: TextPiece, token_ids: bool) -> bytes:
+def wording_for(asked: Generation) -> ChunkWording:
+    return ChatWording(asked) if asked.chat else CompletionWording(asked)
+
+
+def worded(wording: ChunkWording, piece: TextPiece, token_ids: bool) -> bytes:
     """Render the whole document at every step, as the reference."""
     says = piece.text or piece.entries or piece.calls or piece.finish is not None or (token_ids and piece.tokens)
     return b"data: " + dump(wording.chunk(piece)) + b"\n\n" if says else b""

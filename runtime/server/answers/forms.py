@@ -1,0 +1,108 @@
+"""The forms of answers: what each generating route parses, and how it words what was generated.
+
+One record per route, for requests that live with their connection and for durable ones, which are worded again wherever
+they are taken up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from runtime.frontend.apis.responses import ResponseBody
+from runtime.frontend.assemble import Generation
+from runtime.frontend.errors import RequestError
+from runtime.frontend.schemas import ChatBody, CompletionBody, GeneratingBody
+from runtime.queueing.records import Kind
+from runtime.server.answers.kept import SettledBody, settle
+from runtime.server.answers.responses import ResponseWording, ResponseWriter, response_failure
+from runtime.server.context import Service
+from runtime.server.durable.store import RequestStore
+from runtime.server.openai.format import ChatWording, ChunkWording, CompletionWording, Wording
+from runtime.server.openai.sse import DONE, ChunkWriter, StreamWriter, event
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """One generating route.
+
+    Fields:
+        kind: Its requests in the queue.
+        prefix: Of the ids of its answers.
+        summary: What it does, for its documents.
+        wording, writer: What words an answer whole, and as a stream.
+        failure: Returns the event of an error in a stream of which so many events were sent.
+        end: What ends a stream.
+        settle: Returns a body that refers to nothing stored, and whether its answer is kept; None: a body is as it is.
+    """
+
+    kind: Kind
+    body: type[GeneratingBody]
+    prefix: str
+    summary: str
+    wording: Callable[[Generation], Wording]
+    writer: Callable[[Generation], StreamWriter]
+    failure: Callable[[RequestError, int], bytes]
+    end: bytes = b""
+    settle: Callable[[Service, RequestStore | None, bytes], Awaitable[SettledBody]] | None = None
+
+
+def _plain_failure(error: RequestError, sent: int) -> bytes:
+    return event(error.body())
+
+
+def _chunk_writer(wording: ChunkWording, generation: Generation) -> ChunkWriter:
+    return ChunkWriter(wording, generation.return_token_ids, generation.usage_chunk)
+
+
+FORMS: tuple[AnswerForm, ...] = (
+    AnswerForm(
+        "completion",
+        CompletionBody,
+        "cmpl-",
+        "Continue prompts.",
+        CompletionWording,
+        lambda generation: _chunk_writer(CompletionWording(generation), generation),
+        _plain_failure,
+        DONE,
+    ),
+    AnswerForm(
+        "chat",
+        ChatBody,
+        "chatcmpl-",
+        "Answer in a conversation.",
+        ChatWording,
+        lambda generation: _chunk_writer(ChatWording(generation), generation),
+        _plain_failure,
+        DONE,
+    ),
+    AnswerForm(
+        "response",
+        ResponseBody,
+        "resp_",
+        "Answer in a conversation, by items (OpenAI's Responses).",
+        ResponseWording,
+        ResponseWriter,
+        response_failure,
+        settle=settle,
+    ),
+)
+_BY_KIND = {form.kind: form for form in FORMS}
+_BY_BODY = {form.body: form for form in FORMS}
+
+
+def form_of(generation: Generation) -> AnswerForm:
+    """Return the form of a prepared request."""
+    if generation.asked is not None:
+        return _BY_BODY[type(generation.asked)]
+    return _BY_BODY[ChatBody if generation.chat else CompletionBody]
+
+
+def form_of_kind(kind: Kind) -> AnswerForm:
+    """Return the form of a stored request."""
+    return _BY_KIND[kind]
+
+
+def form_of_body(body: type[GeneratingBody]) -> AnswerForm:
+    """Return the form of bodies of a type."""
+    return _BY_BODY[body]

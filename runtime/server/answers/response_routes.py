@@ -1,0 +1,68 @@
+"""The routes of kept responses. The docstrings of the handlers are part of `docs/http.md`."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.frontend.apis.responses import ResponseBody
+from runtime.frontend.errors import RequestError
+from runtime.queueing import requests
+from runtime.queueing.records import ENDED, DurableRequest
+from runtime.server.answers.kept import find_response
+from runtime.server.answers.responses import response_frame
+from runtime.server.context import Service
+from runtime.server.durable.runs import DurableRuns
+from runtime.server.openai.responses import reply
+
+
+class ResponseRoutes:
+    """The handlers of single responses."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/responses/{id}", self.show, methods=["GET"]),
+            Route("/v1/responses/{id}", self.remove, methods=["DELETE"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        """Show a kept response: whole once it has ended, without its output before."""
+        durable, found, body = await self._find(request)
+        answer = await durable.store.answer(found.id) if found.state in ENDED else None
+        if answer is not None and answer.status == 200:
+            return Response(answer.document, media_type="application/json")
+        created = found.created // 10**9
+        if answer is None:
+            status = "queued" if found.state == "queued" else "in_progress"
+            return reply(response_frame(body, found.id, created, found.model, status))
+        error = json.loads(answer.document)["error"]
+        status = "cancelled" if found.state == "cancelled" else "failed"
+        worded = {"code": error["code"] or "server_error", "message": error["message"]}
+        return reply({**response_frame(body, found.id, created, found.model, status), "error": worded})
+
+    async def remove(self, request: Request) -> Response:
+        """Remove a kept response; one that has not ended is aborted."""
+        durable, found, _ = await self._find(request)
+        if found.state not in ENDED:
+            await durable.cancel(found)
+        await durable.store.journal.write(partial(requests.remove, request=found.id))
+        return reply({"id": found.id, "object": "response", "deleted": True})
+
+    async def _find(self, request: Request) -> tuple[DurableRuns, DurableRequest, ResponseBody]:
+        durable = self._service.durable
+        if durable is None:
+            message = "This server keeps no responses; start it with --queue DIR."
+            raise RequestError(message, status=501, code="queue_off")
+        found = await find_response(self._service, durable.store, request.path_params["id"])
+        if found is None:
+            message = "There is no response of that id."
+            raise RequestError(message, status=404, param="id", code="response_not_found")
+        return (durable, *found)
