@@ -26,9 +26,9 @@ class ResponseWording:
     def whole(self, choices: Sequence[FinishedChoice]) -> Document:
         """Return the response of the one choice that there is."""
         choice = choices[0]
-        return self.ended(blocks_of(choice), choice.finish, len(choice.tokens), choice.served)
+        return self.document(blocks_of(choice), choice.finish, len(choice.tokens), choice.served)
 
-    def ended(
+    def document(
         self, blocks: Sequence[Block], finish: FinishReason | None, generated: int, served: str | None
     ) -> Document:
         """Return the response with all of its items."""
@@ -143,7 +143,7 @@ class ResponseWriter:
             cut = piece.finish == "length" and number == len(changes) - 1
             yield from (self._event(name, fields) for name, fields in self._changed(change, cut))
         if piece.finish is not None:
-            whole = self._wording.ended(self._reader.blocks, piece.finish, self._generated, piece.served)
+            whole = self._wording.document(self._reader.blocks, piece.finish, self._generated, piece.served)
             yield self._event(f"response.{whole['status']}", {"response": whole})
 
     def _changed(self, change: BlockChange, cut: bool) -> Iterator[tuple[str, Document]]:
