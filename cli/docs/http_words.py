@@ -238,6 +238,12 @@ ROUTES: Mapping[str, Said] = {
     "GET /": Said(_HTML, query="`q`: text that names hold; `sort`, `page`", errors={400: "a wrong query"}),
     "GET /ui/lineage": Said(_HTML),
     "GET /ui/models/{name:path}": Said(_HTML, errors={404: "no stored model of that name"}),
+    "GET /ui/live": Said(_HTML),
+    "GET /ui/live/events": Said(
+        "server-sent events, each a piece of HTML",
+        errors={404: "nothing is served (`zoo ui`)", 503: "32 browsers watch already"},
+    ),
+    "GET /ui/zoo.js": Said("JavaScript"),
     "GET /ui/login": Said(_HTML, query="`next`: the view to go on to"),
     "POST /ui/login": Said(
         "a redirect (303) with the session's cookie", errors={401: "not the key", 403: "sent from another site"}

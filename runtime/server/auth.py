@@ -29,7 +29,7 @@ _log = logging.getLogger("blockzoo.access")
 
 _PRINCIPAL = "Block Zoo: owner of what is kept for a client"
 #: Routes that answer without a key: the server's state only (`is_known`), and what the login of the page needs.
-OPEN_ROUTES = frozenset({"/health", "/live", LOGIN, LOGOUT, "/ui/zoo.css", "/ui/icon.svg"})
+OPEN_ROUTES = frozenset({"/health", "/live", LOGIN, LOGOUT, "/ui/zoo.css", "/ui/zoo.js", "/ui/icon.svg"})
 
 
 class Guard:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from runtime.server.page.links import model_link
+from runtime.server.page.listing import by_name
 from runtime.server.page.svg import element, picture, short
 from zoo.catalog import ModelEntry
 
@@ -38,7 +39,7 @@ def tree_of(models: Sequence[ModelEntry]) -> list[TreeLine]:
     """
     names = {model.name for model in models}
     below: dict[str | None, list[ModelEntry]] = defaultdict(list)
-    for model in sorted(models, key=lambda each: each.name):
+    for model in sorted(models, key=lambda each: by_name(each.name)):
         below[model.base if model.base in names and model.base != model.name else None].append(model)
     lines: list[TreeLine] = []
     waiting: list[tuple[ModelEntry, int, int | None]] = [(root, 0, None) for root in reversed(below[None])]

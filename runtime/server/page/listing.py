@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +10,21 @@ from typing import Any
 from runtime.frontend.errors import RequestError
 from zoo.catalog import ModelSummary
 
+_NUMBERS = re.compile(r"([0-9]+)")
 #: Models on one page, and characters of a text that names must hold.
 ROWS, MOST_CHARACTERS = 500, 200
+
+
+def by_name(name: str) -> list[Any]:
+    """Return a key that sorts names with their numbers as numbers: `run@step-9` before `run@step-10`."""
+    return [int(part) if at % 2 else part for at, part in enumerate(_NUMBERS.split(name))]
+
+
 _KEYS: Mapping[str, Callable[[ModelSummary], Any]] = {
-    "name": lambda model: model.name,
-    "kind": lambda model: (model.kind, model.name),
-    "base": lambda model: (model.base or "", model.name),
-    "family": lambda model: (model.family, model.name),
+    "name": lambda model: by_name(model.name),
+    "kind": lambda model: (model.kind, by_name(model.name)),
+    "base": lambda model: (by_name(model.base or ""), by_name(model.name)),
+    "family": lambda model: (model.family, by_name(model.name)),
     "params": lambda model: -model.params,
     "blocks": lambda model: -model.blocks,
     "bytes": lambda model: -model.bytes,

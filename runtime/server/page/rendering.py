@@ -57,8 +57,14 @@ class Frame:
 
 def html(template: str, frame: Frame, status: int = 200, **values: Any) -> Response:
     """Return a template's text with the headers of every page. It may take milliseconds: call it on a thread."""
-    text = _environment().get_template(template).render(frame=frame, **values)
+    text = fragment(template, frame=frame, **values)
     return Response(text, status, HEADERS, media_type="text/html; charset=utf-8")
+
+
+def fragment(template: str, **values: Any) -> str:
+    """Return a template's text."""
+    text: str = _environment().get_template(template).render(**values)
+    return text
 
 
 def static(name: str) -> Response:
