@@ -13,7 +13,8 @@ Defaults:
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -164,8 +165,15 @@ def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: 
 
 def assemble_asked(body: ChatShapedBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
     """Return the sequences of the chat that a body stands for. Raises RequestError 400, in the body's own fields."""
-    try:
+    with fields_of(body):
         return replace(assemble_chat(body.chat(), model, receipt, limits), asked=body)
+
+
+@contextmanager
+def fields_of(body: ChatShapedBody) -> Iterator[None]:
+    """Let errors of the chat that a body stands for name the body's own fields."""
+    try:
+        yield
     except RequestError as error:
         raise in_other_fields(error, body.chat_fields) from None
 

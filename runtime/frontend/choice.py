@@ -50,6 +50,7 @@ class TextPiece(NamedTuple):
         served: The model that ran, if another than requested.
         calls: Parts of calls of tools.
         called: Whether the answer ended with calls.
+        stop: The stop string that ended the choice.
     """
 
     choice: int
@@ -62,6 +63,7 @@ class TextPiece(NamedTuple):
     served: str | None = None
     calls: tuple[CallPart, ...] = ()
     called: bool = False
+    stop: str | None = None
 
 
 class AnswerChoice:
@@ -108,6 +110,8 @@ class AnswerChoice:
         piece = TextPiece(
             self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut, self._served
         )
+        if self._stops.matched is not None:
+            piece = piece._replace(stop=self._stops.matched)
         return piece if self._calls is None else _with_calls(piece, self._calls)
 
     def _echoed(self, text: str | None, tokens: Sequence[int]) -> str:

@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=0, lt=_INT64)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 _Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
-_Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 
 
 class BodyPart(BaseModel):
@@ -93,7 +93,7 @@ class GeneratingBody(BodyPart):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, lt=_INT64)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None

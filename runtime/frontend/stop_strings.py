@@ -10,12 +10,16 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Push text until `stopped`; then everything before the match has been returned."""
+    """Push text until `stopped`; then everything before the match has been returned. `matched`: the stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.stopped = False
+        self.matched: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.matched is not None
 
     def push(self, text: str, counts: bool = True) -> str:
         """Return the text that can no longer be part of a match.
@@ -25,9 +29,10 @@ class StopStrings:
         if not self._stops:
             return text
         buffer, fresh = self._held + text, len(self._held)
-        at = self._match(buffer, fresh) if counts else None
-        if at is not None:
-            self.stopped, self._held = True, ""
+        found = self._match(buffer, fresh) if counts else None
+        if found is not None:
+            at, self.matched = found
+            self._held = ""
             return buffer[:at]
         keep = max(_overlap(buffer, stop) for stop in self._stops)
         self._held = buffer[len(buffer) - keep :]
@@ -38,8 +43,8 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _match(self, buffer: str, fresh: int) -> int | None:
-        """Return where the first complete match begins.
+    def _match(self, buffer: str, fresh: int) -> tuple[int, str] | None:
+        """Return where the first complete match begins, and the stop string.
 
         Only matches that end after `fresh` are new; earlier text was searched.
         """
@@ -47,8 +52,8 @@ class StopStrings:
         for stop in self._stops:
             begin = buffer.find(stop, max(0, fresh - len(stop) + 1))
             if begin >= 0:
-                found.append((begin + len(stop), begin))
-        return min(found)[1] if found else None
+                found.append((begin + len(stop), begin, stop))
+        return min(found)[1:] if found else None
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -69,7 +69,7 @@ class Guard:
                 login = f"{LOGIN}?{urlencode({'next': scope['path']})}"
                 await RedirectResponse(login, 303, {"Cache-Control": "no-store"})(scope, receive, named_send)
             else:
-                await error_reply(_no_key())(scope, receive, named_send)
+                await error_reply(_no_key(), scope["path"])(scope, receive, named_send)
         finally:
             _log.info(
                 "%s %.200r %d %.3fs id=%s", scope["method"], scope["path"], status, time.monotonic() - began, name
@@ -80,9 +80,12 @@ class Guard:
             return True
         if self._sessions is not None and self._sessions.admits(scope):
             return True
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        keys = headers.getlist("x-api-key") + ([given] if scheme.lower() == "bearer" else [])
         # Headers are decoded as latin-1: encoding them back gives the bytes that were sent.
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+        equal = [hmac.compare_digest(key.strip().encode("latin-1"), self._key) for key in keys]
+        return any(equal)
 
 
 def principal_of(api_key: str | None) -> str:
@@ -96,5 +99,5 @@ def is_known(request: Request) -> bool:
 
 
 def _no_key() -> RequestError:
-    message = "A valid key is needed: send it as `Authorization: Bearer KEY`."
+    message = "A valid key is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
     return RequestError(message, status=401, code="invalid_api_key")

@@ -87,7 +87,7 @@ class Generate:
                 await response(scope, receive, send)
             except asyncio.CancelledError:
                 if self._service.gate.closed:
-                    await error_reply(_cut_off())(scope, receive, send)
+                    await error_reply(_cut_off(), scope["path"])(scope, receive, send)
                 raise
 
     async def _whole(self, prepared: Prepared, wording: Wording, steps: AsyncIterator[list[TextPiece]]) -> bytes:

@@ -1,4 +1,5 @@
-"""Bodies of vLLM's routes from text to token ids and back, and their answers. Call them on a worker thread.
+"""Bodies of vLLM's routes from text to token ids and back, and the answers of these and of counts. Call them on a
+worker thread.
 
 A text may be longer than the model's context, since that is what its length is asked for; the server bounds the body.
 """
@@ -10,7 +11,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from runtime.frontend.assemble import Limits, chat_prompt, known_tokens
+from runtime.frontend.apis.messages import MessagePromptBody
+from runtime.frontend.assemble import Limits, chat_prompt, fields_of, known_tokens
 from runtime.frontend.errors import RequestError, unsupported
 from runtime.frontend.schemas import BodyPart, ChatBody, ChatMessage, TokenIds
 from runtime.frontend.served_models import ServedModel
@@ -67,6 +69,12 @@ def tokenize(body: TokenizeBody, model: ServedModel, limits: Limits) -> Document
         printed = {token: printable(model.tokenizer.token_bytes(token)) for token in set(tokens)}
         names = [printed[token] for token in tokens]
     return {"count": len(tokens), "max_model_len": model.spec.max_model_len, "tokens": tokens, "token_strs": names}
+
+
+def count_tokens(body: MessagePromptBody, model: ServedModel, limits: Limits) -> Document:
+    """Return how many tokens a conversation has. Raises RequestError 400, 429."""
+    with fields_of(body):
+        return {"input_tokens": len(chat_prompt(body.chat(), model, limits)[0].tokens)}
 
 
 def detokenize(body: DetokenizeBody, model: ServedModel) -> Document:

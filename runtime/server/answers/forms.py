@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from runtime.frontend.apis.messages import MessageBody
 from runtime.frontend.apis.responses import ResponseBody
 from runtime.frontend.assemble import Generation
 from runtime.frontend.errors import RequestError
 from runtime.frontend.schemas import ChatBody, CompletionBody, GeneratingBody
 from runtime.queueing.records import Kind
 from runtime.server.answers.kept import SettledBody, settle
+from runtime.server.answers.messages import MessageWording, MessageWriter, message_failure, reworded_refusal
 from runtime.server.answers.responses import ResponseWording, ResponseWriter, response_failure
 from runtime.server.context import Service
 from runtime.server.durable.store import RequestStore
@@ -33,6 +35,7 @@ class AnswerForm:
         wording, writer: What words an answer whole, and as a stream.
         failure: Returns the event of an error in a stream of which so many events were sent.
         end: What ends a stream.
+        reworded: Returns a stored error, by its status and document, in the form's own shape; None: it has that.
         settle: Returns a body that refers to nothing stored, and whether its answer is kept; None: a body is as it is.
     """
 
@@ -44,6 +47,7 @@ class AnswerForm:
     writer: Callable[[Generation], StreamWriter]
     failure: Callable[[RequestError, int], bytes]
     end: bytes = b""
+    reworded: Callable[[int, bytes], bytes] | None = None
     settle: Callable[[Service, RequestStore | None, bytes], Awaitable[SettledBody]] | None = None
 
 
@@ -85,6 +89,16 @@ FORMS: tuple[AnswerForm, ...] = (
         ResponseWriter,
         response_failure,
         settle=settle,
+    ),
+    AnswerForm(
+        "message",
+        MessageBody,
+        "msg_",
+        "Answer in a conversation (Anthropic's Messages).",
+        MessageWording,
+        MessageWriter,
+        message_failure,
+        reworded=reworded_refusal,
     ),
 )
 _BY_KIND = {form.kind: form for form in FORMS}

@@ -74,7 +74,7 @@ async def write_run(form: AnswerForm, run: DurableRun, number: int, scope: Scope
     async with aclosing(_events(run, number)) as events:
         first = await anext(events, None)
         if first is None:
-            await _write_answer(run, scope, receive, send)
+            await _write_answer(form, run, scope, receive, send)
             return
         with Outlet(send) as out:
             await out.start()
@@ -104,12 +104,15 @@ async def _events(run: DurableRun, number: int) -> AsyncGenerator[bytes, None]:
         yield b""
 
 
-async def _write_answer(run: DurableRun, scope: Scope, receive: Receive, send: Send) -> None:
+async def _write_answer(form: AnswerForm, run: DurableRun, scope: Scope, receive: Receive, send: Send) -> None:
     """Write the answer of a run that is over as one document. Raises its error where the server has put it down."""
     answer = await run.answered()
     if answer is None:
         raise run.error or unavailable("The request was put down.")
-    await Response(answer.document, answer.status, media_type="application/json")(scope, receive, send)
+    document = answer.document
+    if answer.status != 200 and form.reworded is not None:
+        document = form.reworded(answer.status, document)
+    await Response(document, answer.status, media_type="application/json")(scope, receive, send)
 
 
 def last_event(request: Request) -> int:

@@ -32,6 +32,7 @@ class FinishedChoice:
         calls: Calls of tools, as OpenAI words them.
         called: Whether the answer ended with them.
         called_at: By call, how many of the texts came before it.
+        stop: The stop string that ended the choice.
     """
 
     index: int
@@ -43,6 +44,7 @@ class FinishedChoice:
     calls: list[Document] = field(default_factory=list)
     called: bool = False
     called_at: list[int] = field(default_factory=list)
+    stop: str | None = None
 
     def add(self, piece: TextPiece) -> None:
         self.text.append(piece.text)
@@ -51,6 +53,7 @@ class FinishedChoice:
         self.finish = piece.finish
         self.served = piece.served
         self.called = piece.called
+        self.stop = piece.stop
         for part in piece.calls:
             if part.name is not None:
                 function = {"name": part.name, "arguments": ""}

@@ -1,4 +1,4 @@
-"""JSON responses and errors in OpenAI's format.
+"""JSON responses, and errors in OpenAI's format or that of the route's API.
 
 `_STATUS` is the single table from errors of `zoo.errors` to HTTP statuses. An unexpected exception becomes a 500 that
 reveals no internals.
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.frontend.errors import RequestError
+from runtime.server.answers.message_errors import has_message_errors, message_refusal
 from zoo.errors import AmbiguousName, InputError, InUse, NotFound, StoreError, Unavailable, ZooError
 
 #: First match wins: subclasses before their bases.
@@ -37,8 +38,9 @@ def reply(document: Any, status: int = 200) -> Response:
     return Response(dump(document), status, media_type="application/json")
 
 
-def error_reply(error: RequestError) -> Response:
-    response = reply(error.body(), error.status)
+def error_reply(error: RequestError, path: str) -> Response:
+    """Return the answer to a request of a path."""
+    response = reply(message_refusal(error) if has_message_errors(path) else error.body(), error.status)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
     if error.status in (408, 413):  # the rest of the body is not going to be read
@@ -68,7 +70,7 @@ def _kind(status: int) -> str:
 
 async def handle(request: Request, error: Exception) -> Response:
     """FastAPI's handler for all exceptions."""
-    response = error_reply(as_request_error(error))
+    response = error_reply(as_request_error(error), request.scope["path"])
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)
     return response
