@@ -74,7 +74,22 @@ VLLM = (
 OURS = ("slo_ms", "ttft_slo_ms", "adaptive", "early_exit")
 
 #: The interface that a body is of, where that is not OpenAI's.
-ORIGINS: Mapping[str, str] = {"TokenizeBody": "vLLM", "DetokenizeBody": "vLLM"}
+ORIGINS: Mapping[str, str] = {"TokenizeBody": "vLLM", "DetokenizeBody": "vLLM"} | dict.fromkeys(
+    ("MessagePromptBody", "MessageBody"), "Anthropic"
+)
+_MESSAGE = {
+    "messages": "The conversation: turns of user and assistant; `content` is text, or blocks of the types `text`, "
+    "`tool_use` and `tool_result`. The last turn is the user's.",
+    "system": "What stands before the first turn: a text, or blocks of text.",
+    "tools": "Functions that the answer may call, with their `input_schema` ([tools.md](tools.md)).",
+    "tool_choice": "`type`: `auto`, `any`, `none`, or `tool` with a `name`.",
+    "stop": "Refused: give `stop_sequences`.",
+    "n": "Refused unless it is 1.",
+    "response_format": "Refused: give `output_config`.",
+    "output_config": "With `format`: constrains the answer to a JSON schema ([structured.md](structured.md)).",
+    "thinking": 'Refused unless it is `{"type": "disabled"}`.',
+    **dict.fromkeys(("container", "mcp_servers", "context_management"), "Refused unless empty."),
+}
 #: By body: fields that only it has, and those that mean something else in it.
 ELSEWHERE: Mapping[str, Mapping[str, str]] = {
     "TokenizeBody": {
@@ -103,6 +118,13 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
             ("background", "conversation", "prompt", "reasoning", "top_logprobs", "max_tool_calls"),
             "Refused unless empty.",
         ),
+    },
+    "MessagePromptBody": _MESSAGE,
+    "MessageBody": {
+        **_MESSAGE,
+        "max_tokens": "Tokens of the answer at most.",
+        "stop_sequences": "Texts before which the answer ends.",
+        "metadata": "Ignored.",
     },
     "DetokenizeBody": {"tokens": "Token ids of the model."},
 }
@@ -187,6 +209,13 @@ ROUTES: Mapping[str, Said] = {
     ),
     "GET /v1/responses/{id}": Said(_RESPONSE, errors=_NO_RESPONSE),
     "DELETE /v1/responses/{id}": Said("""{"id", "object": "response", "deleted": true}""", errors=_NO_RESPONSE),
+    "POST /v1/messages": Said(
+        """{"id": "msg_…", "type": "message", "role": "assistant", "model", "content": [{"type": "text", "text"} | """
+        """{"type": "tool_use", "id", "name", "input"}], "stop_reason", "stop_sequence", """
+        """"usage": {"input_tokens", "output_tokens"}}; see [apis.md](apis.md)""",
+        errors=_GENERATING,
+    ),
+    "POST /v1/messages/count_tokens": Said("""{"input_tokens"}""", errors=_READING),
     "POST /tokenize": Said(
         """{"count", "max_model_len", "tokens": [id], "token_strs": [text] | null}; a text may be longer than the """
         """model's context""",

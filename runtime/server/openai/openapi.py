@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.role_config import RoleName
+from runtime.server.answers.message_errors import has_message_errors
 from runtime.server.auth import OPEN_ROUTES
 from runtime.server.batches.batch_service import BatchOrder
 from runtime.server.openai.responses import reply
@@ -42,7 +43,19 @@ _ERROR = {
     },
 }
 
-
+#: The same in Anthropic's shape.
+_MESSAGE_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
 #: A file's form: the route reads it by parts, and streams the file to its place.
 _FORM = {
     "type": "object",
@@ -77,7 +90,7 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
     """
     paths: dict[str, dict[str, Any]] = {}
     bodies, schemas = _other_bodies()
-    schemas["Error"] = _ERROR
+    schemas |= {"Error": _ERROR, "MessageError": _MESSAGE_ERROR}
     for route in routes:
         for method in sorted((route.methods or set()) - {"HEAD"}):
             body = bodies.get(f"{method} {route.path}")
@@ -95,7 +108,10 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -121,6 +137,7 @@ def _version() -> str:
 
 def _operation(route: Route, method: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
     words = _PARAMETER.sub(r"\1", route.path)
+    error = "MessageError" if has_message_errors(route.path) else "Error"
     operation: dict[str, Any] = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", words)]),
         "summary": summary_of(route).replace("\n", " "),
@@ -128,10 +145,10 @@ def _operation(route: Route, method: str, body: Mapping[str, Any] | None) -> dic
             "200": {"description": "As docs/http.md says."},
             "default": {
                 "description": "An error.",
-                "content": {"application/json": {"schema": {"$ref": _SCHEMAS.format(model="Error")}}},
+                "content": {"application/json": {"schema": {"$ref": _SCHEMAS.format(model=error)}}},
             },
         },
-        "security": [] if route.path in OPEN_ROUTES else [{}, {"key": []}],
+        "security": [] if route.path in OPEN_ROUTES else [{}, {"key": []}, {"x_api_key": []}],
     }
     names = _PARAMETER.findall(route.path)
     if names:

@@ -34,7 +34,7 @@ class KnownHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not _is_address(Headers(scope=scope).get("host", "")):
             error = RequestError("Open this page by `localhost` or by its address.", status=421, code="unknown_host")
-            await error_reply(error)(scope, receive, send)
+            await error_reply(error, scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

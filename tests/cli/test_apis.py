@@ -1,4 +1,4 @@
-"""OpenAI's Responses on `zoo serve` with a queue: tools, formats of the text, conversations that are kept."""
+"""OpenAI's Responses and Anthropic's Messages on `zoo serve` with a queue: tools, formats of the text, the guide."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -117,6 +118,82 @@ def test_the_text_has_the_form_that_is_asked_for(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="base", input="go", text=form, tools=TOOLS, tool_choice="required")
     assert caught.value.param == "text.format"
+
+
+def test_messages_call_tools_by_blocks_whole_and_in_parts(served: Served) -> None:
+    tools = [{"name": tool["name"], "input_schema": PARAMETERS} for tool in TOOLS]
+    text = "so " + CALL["hermes"] + "\n" + CALL["hermes"].replace("first", "second")
+    asked: Any = {"model": "base", "max_tokens": 200, "messages": [{"role": "user", "content": "go"}],
+                  "tools": tools, "guided_choice": [text], "seed": 1}  # fmt: skip
+    with httpx.Client(base_url=served.address, headers={"x-api-key": "k3y"}, timeout=60, trust_env=False) as http:
+        whole = http.post("/v1/messages", json=asked).raise_for_status().json()
+        stream = http.post("/v1/messages", json={**asked, "stream": True}).raise_for_status().text
+        assert whole["stop_reason"] == "tool_use" and whole["content"][0] == {"type": "text", "text": "so"}
+        calls = whole["content"][1:]
+        assert [(call["type"], call["name"], call["input"]) for call in calls] == [
+            ("tool_use", "first", {"x": 2}), ("tool_use", "second", {"x": 2})
+        ]  # fmt: skip
+        events = [json.loads(line[6:]) for line in stream.split("\n") if line.startswith("data: ")]
+        begun = [event for event in events if event["type"] == "content_block_start"]
+        assert [event["index"] for event in begun] == [0, 1, 2]
+        assert begun[1]["content_block"]["name"] == "first" and begun[1]["content_block"]["input"] == {}
+        for index in (1, 2):
+            own = [event["delta"] for event in events if event.get("index") == index and "delta" in event]
+            assert {part["type"] for part in own} == {"input_json_delta"} and len(own) > 1
+            assert json.loads("".join(part["partial_json"] for part in own)) == {"x": 2}
+        assert events[-2]["delta"]["stop_reason"] == "tool_use"
+        called = {"role": "assistant", "content": [{"type": "text", "text": "so"}, {**calls[0], "id": "c"}]}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "result"}]}
+        turns = [*asked["messages"], called, result]
+        count = http.post("/v1/messages/count_tokens", json={"model": "base", "messages": turns, "tools": tools})
+        function = {"name": "first", "arguments": '{"x": 2}'}
+        chat: Any = [
+            {"role": "user", "content": "go"},
+            {
+                "role": "assistant",
+                "content": "so",
+                "tool_calls": [{"id": "c", "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "result"},
+        ]
+        bare = [{"type": "function", "function": {"name": tool["name"], "parameters": PARAMETERS}} for tool in TOOLS]
+        same = http.post("/tokenize", json={"model": "base", "messages": chat, "tools": bare})
+        assert count.raise_for_status().json()["input_tokens"] == same.raise_for_status().json()["count"] > 20
+        must = {**asked, "tool_choice": {"type": "tool", "name": "second"}, "guided_choice": None}
+        for seed in range(3):
+            found = http.post("/v1/messages", json={**must, "seed": seed}).raise_for_status().json()
+            assert [block["name"] for block in found["content"] if block["type"] == "tool_use"] == ["second"]
+        form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+        formed = http.post("/v1/messages", json={**asked, "tools": [], "guided_choice": None, "output_config": form})
+        assert formed.raise_for_status().json()["content"][0]["text"].lstrip().startswith("{")
+
+
+def test_anthropics_own_client_reads_answers_streams_and_errors(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the extra `clients` is not installed")
+    (code,) = [code for code in re.findall(r"^```python\n(.*?)^```", GUIDE, re.M | re.S) if "from anthropic" in code]
+    address = '"http://127.0.0.1:8000", api_key="-"'
+    assert code.count(address) == 1
+    code = code.replace(address, f'"{served.address}", api_key="k3y"')
+    exec(compile(code, "apis.md", "exec", dont_inherit=True), {})  # noqa: S102
+    assert "msg_" in capsys.readouterr().out
+    client = anthropic.Anthropic(base_url=served.address, api_key="k3y", max_retries=0)
+    turns: Any = [{"role": "user", "content": "go"}]
+    assert client.messages.count_tokens(model="base", messages=turns).input_tokens > 3
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.messages.create(model="nothing", max_tokens=3, messages=turns)
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropic.Anthropic(base_url=served.address, api_key="x", max_retries=0).messages.count_tokens(
+            model="base", messages=turns
+        )
+    tools: Any = [{"name": tool["name"], "input_schema": PARAMETERS} for tool in TOOLS]
+    with client.messages.stream(
+        model="base", max_tokens=200, messages=turns, tools=tools, extra_body={"guided_choice": [CALL["hermes"]]}
+    ) as stream:
+        final = stream.get_final_message()
+    assert final.stop_reason == "tool_use" and final.content[0].input == {"x": 2}
 
 
 def test_the_guide_runs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
