@@ -1,6 +1,6 @@
 """Generate the page of the HTTP interface from the server's routes, bodies, state and metrics.
 
-`http_words` has the texts that are not in the code.
+`http_words` and `body_words` have the texts that are not in the code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, cast
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from cli.docs.http_words import ELSEWHERE, FIELDS, ORIGINS, OURS, ROUTES, VLLM
+from cli.docs.body_words import ELSEWHERE, FIELDS, ORIGINS, OURS, VLLM
+from cli.docs.http_words import ROUTES
 from cli.docs.tables import code, table
 from runtime.config import ServerConfig
 from runtime.control.counters import AgentCounters, AgentState

@@ -11,8 +11,9 @@ import pytest
 
 import cli.app
 from cli.docs.__main__ import PAGES, main
+from cli.docs.body_words import ELSEWHERE, FIELDS, OURS, VLLM
 from cli.docs.http_page import served_routes
-from cli.docs.http_words import ELSEWHERE, FIELDS, OURS, ROUTES, VLLM
+from cli.docs.http_words import ROUTES
 from cli.serving.options import ServeOptions
 from cli.shared.declared import declared, flag_of, keys_of
 from runtime.frontend.schemas import ChatBody, CompletionBody
