@@ -39,6 +39,7 @@ from runtime.server.metrics import Metrics
 from runtime.server.openai.openapi import summary_of
 from runtime.server.page.context import PageContext
 from runtime.server.page.reading import CatalogueReads
+from runtime.server.page.upkeep_job import UpkeepJob
 from runtime.types import EngineMemory, PageCounts
 
 _HEAD = """\
@@ -111,7 +112,7 @@ def served_routes() -> list[Route]:
     service = make_service(driver, ServedModels(()), source, ServerConfig(), None)
     service.workers.shutdown()
     service = replace(service, durable=cast(DurableRuns, _NoQueue()))
-    page = PageContext(cast(CatalogueReads, None), None, service)
+    page = PageContext(cast(CatalogueReads, None), None, service, cast(UpkeepJob, None))
     return routes_of(service, BatchRoutes(service), page)
 
 

@@ -60,6 +60,8 @@ _RESPONSE = (
 _NO_RESPONSE = {404: "no kept response of that id", 501: _NO_QUEUE}
 _LIST = """{{"object": "list", "data": [{}], "first_id", "last_id", "has_more"}}"""
 
+_NO_HEADER = "without the header `X-Zoo-Page`"
+_UPKEEP = {403: f"{_NO_HEADER}, or on a server without a key", 409: "the store is being verified or collected already"}
 _HTML = "HTML, or with an error's status a page that says it"
 
 ROUTES: Mapping[str, Said] = {
@@ -148,6 +150,18 @@ ROUTES: Mapping[str, Said] = {
         "server-sent events, each a piece of HTML",
         errors={404: "nothing is served (`zoo ui`)", 503: "32 browsers watch already"},
     ),
+    "GET /ui/compare": Said(_HTML, "`a`, `b`: two models", {404: "no stored model of that name"}),
+    "POST /ui/compare/distances": Said(
+        """{"distances": [number or null, by pair of components], "share": of the differing bytes that were read}""",
+        "`a`, `b`: two models",
+        {403: _NO_HEADER, 404: "no stored model of that name", 503: "distances are being measured"},
+    ),
+    "GET /ui/playground": Said(_HTML, query="`model`: chosen from the beginning; may be repeated"),
+    "GET /ui/upkeep": Said(_HTML),
+    "GET /ui/upkeep/state": Said("a piece of HTML"),
+    "POST /ui/upkeep/verify": Said("""{"started": "verify"}""", errors=_UPKEEP),
+    "POST /ui/upkeep/gc": Said("""{"started": "gc" | "count"}""", "`dry_run=1`: only count", _UPKEEP),
+    "GET /ui/patterns": Said(_HTML),
     "GET /ui/zoo.js": Said("JavaScript"),
     "GET /ui/login": Said(_HTML, query="`next`: the view to go on to"),
     "POST /ui/login": Said(

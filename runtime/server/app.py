@@ -134,7 +134,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             stack.push_async_callback(membership.stop)
         yield
     if app.state.page is not None:
-        app.state.page.reads.close()
+        app.state.page.close()
     app.state.service.workers.shutdown(wait=False, cancel_futures=True)
     app.state.service.grammars.close()
 

@@ -26,7 +26,7 @@ from zoo.store import Store
 
 
 class KnownHosts:
-    """Refuse requests whose `Host` is a name other than `localhost`: addresses are what the browser connected to."""
+    """Refuse requests with a name as `Host`, but `localhost`: an address is what the browser connected to."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -46,7 +46,7 @@ def build_page_app(store: Store, api_key: str | None) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        page.reads.close()
+        page.close()
 
     app = Starlette(
         routes=page_routes(page),

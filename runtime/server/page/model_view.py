@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from runtime.server.page.strip import StripPart, coloured
+from runtime.server.page.drawing.strip import StripPart, coloured
 from zoo.catalog import Reader
 from zoo.manifest import Component, ModelManifest
 from zoo.records import Document

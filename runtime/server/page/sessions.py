@@ -18,7 +18,10 @@ from http.cookies import CookieError, SimpleCookie
 
 from blake3 import blake3
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Scope
+
+from runtime.frontend.errors import RequestError
 
 #: Seconds after which a session ends, and the sessions that there may be; the oldest gives way.
 SESSION_SECONDS = 12 * 3600
@@ -57,6 +60,12 @@ class Sessions:
         if scope["method"] not in _READING and HEADER not in Headers(scope=scope):
             return False
         return self._ends.get(_digest(_cookie(scope)), 0.0) > self._clock()
+
+
+def require_header(request: Request) -> None:
+    """Raise RequestError 403 for a request without `HEADER`, which a page of another site cannot send."""
+    if HEADER not in request.headers:
+        raise RequestError("This needs the header X-Zoo-Page.", status=403, code="header_needed")
 
 
 def cookie_name(scope: Scope) -> str:

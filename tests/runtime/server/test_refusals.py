@@ -202,7 +202,20 @@ def test_routes_and_methods(http: httpx.Client) -> None:
 
 
 def test_the_page_is_only_where_there_is_a_store(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    paths = ("/", "/ui/lineage", "/ui/models/x", "/ui/login", "/ui/zoo.css", "/ui/zoo.js", "/ui/live", "/ui/icon.svg")
+    paths = (
+        "/",
+        "/ui/lineage",
+        "/ui/models/x",
+        "/ui/login",
+        "/ui/zoo.css",
+        "/ui/zoo.js",
+        "/ui/live",
+        "/ui/compare",
+        "/ui/playground",
+        "/ui/upkeep",
+        "/ui/patterns",
+        "/ui/icon.svg",
+    )
     with running(tokenizer) as server, server.http() as http:
         for path in paths:
             check_error(http.get(path), 404)

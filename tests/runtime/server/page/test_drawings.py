@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from runtime.server.page.lineage import lineage_svg, tree_of
-from runtime.server.page.strip import COLOURS, coloured
-from runtime.server.page.svg import element, short
+from runtime.server.page.drawing.lineage import lineage_svg, tree_of
+from runtime.server.page.drawing.strip import COLOURS, coloured
+from runtime.server.page.drawing.svg import element, short
 from tests.runtime.server.page.looking import HOSTILE, parsed
 from zoo.catalog import ModelEntry
 

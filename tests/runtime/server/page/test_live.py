@@ -13,7 +13,7 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.server.page import live
+from runtime.server.page.views import live
 from tests.runtime.server.harness import Running, eventually, running
 from tests.runtime.server.page.looking import HOSTILE, Element, parsed, seen
 from zoo.store import Store

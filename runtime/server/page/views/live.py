@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.server.context import Service
 from runtime.server.openai.sse import Outlet
-from runtime.server.page.bars import pages_svg
 from runtime.server.page.context import PageContext
+from runtime.server.page.drawing.bars import pages_svg
 from runtime.server.page.reading import CatalogueReads
 from runtime.server.page.rendering import Frame, explained, fragment, html, static
 from runtime.server.request_body import while_connected

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from markupsafe import Markup
 
-from runtime.server.page.svg import element, picture
+from runtime.server.page.drawing.svg import element, picture
 
 #: Kinds of pages in their order, as `runtime.types.PageCounts` names them.
 KINDS = ("local", "lent", "reserved", "in_flight")

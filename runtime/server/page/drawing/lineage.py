@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from runtime.server.page.drawing.svg import element, picture, short
 from runtime.server.page.links import model_link
 from runtime.server.page.listing import by_name
-from runtime.server.page.svg import element, picture, short
 from zoo.catalog import ModelEntry
 
 #: Pixels: height of a line, width of a level, radius of a dot, width of a character.
@@ -35,7 +35,7 @@ class TreeLine:
 def tree_of(models: Sequence[ModelEntry]) -> list[TreeLine]:
     """Return the lines from top to bottom: each model below its base, siblings by name.
 
-    A model whose base is not among the models is a root.
+    A model is a root if its base is not among the models.
     """
     names = {model.name for model in models}
     below: dict[str | None, list[ModelEntry]] = defaultdict(list)

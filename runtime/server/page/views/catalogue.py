@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.server.page.context import PageContext
-from runtime.server.page.lineage import lineage_svg
+from runtime.server.page.drawing.lineage import lineage_svg
+from runtime.server.page.drawing.strip import strip_svg
 from runtime.server.page.listing import listed, wanted
 from runtime.server.page.model_view import model_view
 from runtime.server.page.rendering import Frame, explained, html, static
-from runtime.server.page.strip import strip_svg
 from zoo.catalog import Reader
 
 #: Models that one drawing of the lineage has at most.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from runtime.server.page.svg import element, picture
+from runtime.server.page.drawing.svg import element, picture
 from zoo.manifest import Placed
 
 #: Colours of the style sheet for sets of users; sets beyond them share the last.
@@ -52,11 +52,11 @@ def coloured(users: Sequence[tuple[str, ...]]) -> list[int]:
     return [0 if len(each) <= 1 else min(numbers.setdefault(each, len(numbers) + 1), COLOURS) for each in users]
 
 
-def strip_svg(parts: Sequence[StripPart], label: str) -> Markup:
-    """Return the drawing: a column per layer, attention above FFN; each cell links to its row in the table."""
+def strip_svg(parts: Sequence[StripPart], label: str, linked: bool = True) -> Markup:
+    """Return the drawing: a column per layer, attention above FFN; `linked`: each cell to its row in the table."""
     cells = list(_cells(parts))
     columns = 1 + max((column for column, _ in cells), default=0)
-    drawn = [_drawn(part, column, place) for part, (column, place) in zip(parts, cells, strict=True)]
+    drawn = [_drawn(part, column, place, linked) for part, (column, place) in zip(parts, cells, strict=True)]
     return picture(columns * (_WIDTH + _GAP), 2 * (_HEIGHT + _GAP), label, drawn, "strip")
 
 
@@ -73,7 +73,7 @@ def _cells(parts: Sequence[StripPart]) -> Iterator[tuple[int, tuple[int, int]]]:
         yield column, place
 
 
-def _drawn(part: StripPart, column: int, place: tuple[int, int]) -> Markup:
+def _drawn(part: StripPart, column: int, place: tuple[int, int], linked: bool) -> Markup:
     row, rows = place
     cell = element(
         "rect",
@@ -86,7 +86,7 @@ def _drawn(part: StripPart, column: int, place: tuple[int, int]) -> Markup:
         class_=f"part share-{part.colour}",
     )
     mark = "" if part.placed.component.adapter is None else _mark(column, row)
-    return element("a", cell, mark, href=f"#part-{part.position}")
+    return element("a", cell, mark, href=f"#part-{part.position}") if linked else element("g", cell, mark)
 
 
 def _mark(column: int, row: int) -> Markup:
