@@ -16,6 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+#: Which hidden states of a prompt make its embedding: the mean of all, or that of its last token.
+Pooling = Literal["mean", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class SamplingParams:
             where the request has none, so that a preempted sequence continues with the same tokens.
         grammar: Grammar that the answer is constrained to (`runtime.grammars.sources`); empty for none.
         logprobs, prompt_logprobs: Number of alternatives reported beside each token; None reports no log-probabilities.
+        pooling: Report the prompt's final hidden states, pooled (`PromptLogprobs.states`), with `max_tokens` 0.
     """
 
     max_tokens: int
@@ -45,10 +48,16 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     grammar: str = ""
+    pooling: Pooling | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether every token of the prompt has to run, cached or not."""
+        return self.prompt_logprobs is not None or self.pooling == "mean"
 
 
 #: Priority from which on a sequence is background work: a line of a batch. Requests of clients have lower ones.
@@ -248,12 +257,18 @@ class LengthMasses(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Hold log-probabilities of the prompt tokens with index `start, start + 1, …`; token 0 has none."""
+    """Hold log-probabilities of the prompt tokens with index `start, start + 1, …`; token 0 has none.
+
+    Fields:
+        states: Sum of the final hidden states of `positions` tokens of the prompt, as float32, where they are pooled.
+    """
 
     seq: str
     start: int
     chosen: tuple[Logprob, ...]
     top: tuple[tuple[Logprob, ...], ...]
+    positions: int = 0
+    states: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ VLLM = (
     "return_token_ids",
     "cache_salt",
 )
-OURS = ("slo_ms", "ttft_slo_ms", "adaptive", "early_exit")
+OURS = ("slo_ms", "ttft_slo_ms", "adaptive", "early_exit", "pooling", "normalize")
 
 #: The interface that a body is of, where that is not OpenAI's.
 ORIGINS: Mapping[str, str] = {"TokenizeBody": "vLLM", "DetokenizeBody": "vLLM"} | dict.fromkeys(
@@ -99,6 +99,13 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "with `messages`: a template writes its own.",
         "add_generation_prompt": "Refused unless it is true.",
         "return_token_strs": "Whether the answer has each token's text.",
+    },
+    "EmbeddingBody": {
+        "input": "The text, or its token ids; a list of them gives as many embeddings.",
+        "encoding_format": "`base64`: float32, little endian. Default: `float`.",
+        "dimensions": "Refused.",
+        "pooling": "Mean of all tokens' states, or the last one's. Default: `mean`.",
+        "normalize": "Whether vectors get length 1. Default: true.",
     },
     "ResponseBody": {
         "input": "The conversation: a text, or items (messages, `function_call`, `function_call_output`).",

@@ -87,6 +87,11 @@ ROUTES: Mapping[str, Said] = {
     ),
     "GET /v1/responses/{id}": Said(_RESPONSE, errors=_NO_RESPONSE),
     "DELETE /v1/responses/{id}": Said("""{"id", "object": "response", "deleted": true}""", errors=_NO_RESPONSE),
+    "POST /v1/embeddings": Said(
+        """{"object": "list", "data": [{"object": "embedding", "index", "embedding": [number] | base64}], "model", """
+        """"usage": {"prompt_tokens", "total_tokens"}}""",
+        errors=_GENERATING,
+    ),
     "POST /v1/messages": Said(
         """{"id": "msg_…", "type": "message", "role": "assistant", "model", "content": [{"type": "text", "text"} | """
         """{"type": "tool_use", "id", "name", "input"}], "stop_reason", "stop_sequence", """

@@ -23,6 +23,8 @@ def refusal(request: SequenceRequest, spec: ModelSpec) -> str | None:
         return "max_tokens and min_tokens must not be negative"
     if sampling.min_tokens > sampling.max_tokens:
         return f"min_tokens ({sampling.min_tokens}) exceeds max_tokens ({sampling.max_tokens})"
+    if sampling.pooling is not None and sampling.max_tokens:
+        return "what is pooled has no answer: max_tokens must be 0"
     if request.output and (why := _ended(request, spec)):
         return why
     length = len(request.prompt) + len(request.output) + min(sampling.max_tokens, 1)

@@ -13,15 +13,16 @@ Defaults:
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from blake3 import blake3
 
+from runtime.frontend.apis.embeddings import EmbeddingBody
 from runtime.frontend.errors import RequestError, in_other_fields, too_long
-from runtime.frontend.schemas import ChatBody, ChatShapedBody, CompletionBody
+from runtime.frontend.schemas import ChatBody, ChatShapedBody, CompletionBody, Prompts, ServedBody
 from runtime.frontend.served_models import ServedModel
 from runtime.frontend.structured import answer_grammar
 from runtime.frontend.tools.use import ToolUse, template_message, tool_use
@@ -85,7 +86,7 @@ class Generation:
         logprobs: Alternatives per token; None for no log-probabilities at all.
         accepts: Whether a whole answer is one of the grammar; None without a grammar.
         tools: The tools that its answers may call.
-        asked: The body in the shape that it came in, where that stands for a chat.
+        asked: The body in the shape that it came in, where that is neither a chat's nor a completion's.
     """
 
     receipt: Receipt
@@ -101,7 +102,7 @@ class Generation:
     return_token_ids: bool = False
     accepts: Callable[[str], bool] | None = None
     tools: ToolUse | None = None
-    asked: ChatShapedBody | None = None
+    asked: ServedBody | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -113,7 +114,7 @@ class Generation:
 
 def assemble_completion(body: CompletionBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
     """Return the sequences of a completion request. Raises RequestError 400."""
-    prompts = _completion_prompts(body, model)
+    prompts = _prompts(body.prompt, model)
     grammar = answer_grammar(body, model, limits.grammars)
     sampling = tuple(_completion_sampling(body, model, len(prompt.tokens), grammar) for prompt in prompts)
     return Generation(
@@ -121,7 +122,7 @@ def assemble_completion(body: CompletionBody, model: ServedModel, receipt: Recei
         chat=False,
         model=model,
         prompts=prompts,
-        sequences=_sequences(body, model, receipt, prompts, sampling, limits),
+        sequences=_sequences(body, model, receipt, prompts, sampling, limits, body.n or 1, body.seed),
         stops=body.stops,
         stream=bool(body.stream),
         usage_chunk=body.usage_chunk,
@@ -152,7 +153,7 @@ def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: 
         chat=True,
         model=model,
         prompts=(prompt,),
-        sequences=_sequences(body, model, receipt, (prompt,), (sampling,), limits),
+        sequences=_sequences(body, model, receipt, (prompt,), (sampling,), limits, body.n or 1, body.seed),
         stops=body.stops,
         stream=bool(body.stream),
         usage_chunk=body.usage_chunk,
@@ -163,19 +164,36 @@ def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: 
     )
 
 
+def assemble_embedding(body: EmbeddingBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
+    """Return the sequences of an embedding request, one per text, which have no answers. Raises RequestError 400."""
+    with fields_of({"prompt": "input"}):
+        prompts = _prompts(body.input, model)
+        for prompt in prompts:
+            _room(0, len(prompt.tokens), model.spec.max_model_len, 0, "input")
+        sampling = SamplingParams(max_tokens=0, pooling=body.pooling or "mean")
+        return Generation(
+            receipt=receipt,
+            chat=False,
+            model=model,
+            prompts=prompts,
+            sequences=_sequences(body, model, receipt, prompts, [sampling] * len(prompts), limits),
+            asked=body,
+        )
+
+
 def assemble_asked(body: ChatShapedBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
     """Return the sequences of the chat that a body stands for. Raises RequestError 400, in the body's own fields."""
-    with fields_of(body):
+    with fields_of(body.chat_fields):
         return replace(assemble_chat(body.chat(), model, receipt, limits), asked=body)
 
 
 @contextmanager
-def fields_of(body: ChatShapedBody) -> Iterator[None]:
-    """Let errors of the chat that a body stands for name the body's own fields."""
+def fields_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name a body's own fields, by the fields of the body that it stands for."""
     try:
         yield
     except RequestError as error:
-        raise in_other_fields(error, body.chat_fields) from None
+        raise in_other_fields(error, names) from None
 
 
 def chat_prompt(body: ChatBody, model: ServedModel, limits: Limits) -> tuple[Prompt, ToolUse | None]:
@@ -186,8 +204,7 @@ def chat_prompt(body: ChatBody, model: ServedModel, limits: Limits) -> tuple[Pro
     return Prompt(known_tokens(tokens, model, "messages")), tools
 
 
-def _completion_prompts(body: CompletionBody, model: ServedModel) -> tuple[Prompt, ...]:
-    prompt = body.prompt
+def _prompts(prompt: Prompts, model: ServedModel) -> tuple[Prompt, ...]:
     if isinstance(prompt, str):
         return (_from_text(prompt, model),)
     if not prompt:
@@ -292,16 +309,17 @@ def _biases(given: dict[str, float], vocab_size: int) -> tuple[tuple[int, float]
 
 
 def _sequences(
-    body: CompletionBody | ChatBody,
+    body: ServedBody,
     model: ServedModel,
     receipt: Receipt,
     prompts: Sequence[Prompt],
     sampling: Sequence[SamplingParams],
     limits: Limits,
+    n: int = 1,
+    seed: int | None = None,
 ) -> tuple[SequenceRequest, ...]:
     if body.slo_ms is not None and body.ttft_slo_ms is not None:
         raise RequestError("a request has slo_ms or ttft_slo_ms, not both", param="ttft_slo_ms")
-    n = body.n or 1
     if n > limits.max_choices:
         raise RequestError(f"n is {n}; at most {limits.max_choices} choices are served", param="n")
     if n * len(prompts) > limits.max_sequences:
@@ -314,7 +332,7 @@ def _sequences(
             request=receipt.id,
             model=model.name,
             prompt=prompt.tokens,
-            sampling=_seeded(params, body.seed, choice, receipt.seed, index * n + choice),
+            sampling=_seeded(params, seed, choice, receipt.seed, index * n + choice),
             priority=body.priority or 0,
             slo_ms=body.slo_ms,
             adaptive=bool(body.adaptive),

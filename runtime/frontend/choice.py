@@ -7,6 +7,7 @@ the sequence may still run: the caller then aborts it. Nothing here depends on J
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,6 +52,7 @@ class TextPiece(NamedTuple):
         calls: Parts of calls of tools.
         called: Whether the answer ended with calls.
         stop: The stop string that ended the choice.
+        states: The prompt's pooled hidden states, at the end, where they are asked for.
     """
 
     choice: int
@@ -64,6 +66,7 @@ class TextPiece(NamedTuple):
     calls: tuple[CallPart, ...] = ()
     called: bool = False
     stop: str | None = None
+    states: tuple[float, ...] = ()
 
 
 class AnswerChoice:
@@ -83,11 +86,13 @@ class AnswerChoice:
         self._stops = StopStrings(generation.stops)
         self._echo = self._echoed(prompt.text, prompt.tokens) if generation.echo else ""
         self._echoed_length = len(self._echo)
+        self._prompt_tokens = len(prompt.tokens)
         self._prompt = prompt.tokens if generation.echo and generation.logprobs is not None else ()
         self._wants_logprobs = generation.logprobs is not None
         self._offsets = _Offsets(generation.model.tokenizer)
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._calls = None if generation.tools is None else generation.tools.reader(partial(_call_id, request.seq))
+        self._pooling = request.sampling.pooling
         self._accepts, self._answer = generation.accepts, list[str]()
 
     def add_events(self, events: Iterable[TokenEvent]) -> TextPiece:
@@ -112,7 +117,19 @@ class AnswerChoice:
         )
         if self._stops.matched is not None:
             piece = piece._replace(stop=self._stops.matched)
+        if self._pooling is not None and self.finish == "length":
+            return piece._replace(states=self._pooled())
         return piece if self._calls is None else _with_calls(piece, self._calls)
+
+    def _pooled(self) -> tuple[float, ...]:
+        """Return the mean of the prompt's hidden states, or the last of them. Raises ValueError if some are missing."""
+        parts = {part.start: part for part in self._prompt_logprobs if part.positions}
+        wanted = self._prompt_tokens if self._pooling == "mean" else 1
+        count = sum(part.positions for part in parts.values())
+        if count != wanted:
+            raise ValueError(f"hidden states of {count} tokens, not of {wanted}")
+        sums = [memoryview(part.states).cast("f") for part in parts.values()]
+        return tuple(math.fsum(values) / count for values in zip(*sums, strict=True))
 
     def _echoed(self, text: str | None, tokens: Sequence[int]) -> str:
         """Return the prompt's text to echo.

@@ -32,6 +32,11 @@ _Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 
 
+Prompts = (
+    str | TokenIds | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)]
+)
+
+
 class BodyPart(BaseModel):
     """A body, or an object in one."""
 
@@ -85,10 +90,21 @@ class StructuredOutputs(BodyPart):
     disable_additional_properties: bool | None = None
 
 
-class GeneratingBody(BodyPart):
-    """Fields of all generating endpoints. None means not given (clients also send null for that)."""
+class ServedBody(BodyPart):
+    """Fields of all endpoints that run a model. None means not given (clients also send null for that)."""
 
     model: str
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    ttft_slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    adaptive: bool | None = None
+    early_exit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+
+class GeneratingBody(ServedBody):
+    """Fields of all generating endpoints."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, lt=_INT64)] | None = None
@@ -115,14 +131,7 @@ class GeneratingBody(BodyPart):
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOPS)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    # Block Zoo's own.
-    slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    ttft_slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    adaptive: bool | None = None
-    early_exit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -142,9 +151,7 @@ class GeneratingBody(BodyPart):
 class CompletionBody(GeneratingBody):
     """POST /v1/completions."""
 
-    prompt: (
-        str | TokenIds | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)]
-    )
+    prompt: Prompts
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Count | None = None

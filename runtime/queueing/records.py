@@ -10,7 +10,7 @@ import msgspec
 
 from runtime.types import FinishReason, Logprob, PromptLogprobs, TokenEvent
 
-Kind = Literal["completion", "chat", "response", "message"]
+Kind = Literal["completion", "chat", "response", "message", "embedding"]
 
 #: `queued`: waits. `running`: a server has claimed it. The rest are ends: answered, refused or failed, aborted by its
 #: client, and given up because servers died with it (a dead letter).

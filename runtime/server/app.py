@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from runtime.config import ServerConfig
+from runtime.frontend.apis.embeddings import EmbeddingBody
 from runtime.frontend.apis.messages import MessageBody
 from runtime.frontend.apis.responses import ResponseBody
 from runtime.frontend.schemas import ChatBody, CompletionBody
@@ -84,6 +85,7 @@ def routes_of(service: Service, batches: BatchRoutes, page: PageContext | None) 
         Route("/v1/models", routes.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", routes.show_model, methods=["GET"]),
         Route("/v1/responses", Generate(service, ResponseBody), methods=["POST"]),
+        Route("/v1/embeddings", Generate(service, EmbeddingBody), methods=["POST"]),
         Route("/v1/messages", Generate(service, MessageBody), methods=["POST"]),
         *ResponseRoutes(service).routes(),
         *token_routes(service),

@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from runtime.frontend.assemble import Receipt
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError, unavailable
-from runtime.frontend.schemas import GeneratingBody
-from runtime.server.answers.forms import AnswerForm, form_of_body
+from runtime.frontend.schemas import ServedBody
+from runtime.server.answers.forms import AnswerForm, form_of_body, writer_of
 from runtime.server.answers.kept import SettledBody
 from runtime.server.context import Service
 from runtime.server.durable.answering import answer_durably, is_durable
@@ -43,7 +43,7 @@ class Generate:
         summary: What the route does, for its documents.
     """
 
-    def __init__(self, service: Service, kind: type[GeneratingBody]) -> None:
+    def __init__(self, service: Service, kind: type[ServedBody]) -> None:
         self._service = service
         self._form = form_of_body(kind)
         self.body = kind
@@ -103,7 +103,7 @@ async def _stream(form: AnswerForm, prepared: Prepared, steps: AsyncIterator[lis
 
     The response starts only after the first step, so that an error before it still gets its own status.
     """
-    chunks = form.writer(prepared.generation)
+    chunks = writer_of(form, prepared.generation)
     first = await anext(aiter(steps))
     with Outlet(send) as out:
         await out.start()

@@ -7,12 +7,12 @@ What adaptive requests get in place of their model is the scheduler's choice (`s
 from __future__ import annotations
 
 from runtime.frontend.errors import unsupported
-from runtime.frontend.schemas import GeneratingBody
+from runtime.frontend.schemas import ServedBody
 from runtime.frontend.served_models import ServedModel
 from runtime.server.context import Service
 
 
-def model_for(service: Service, body: GeneratingBody) -> ServedModel:
+def model_for(service: Service, body: ServedBody) -> ServedModel:
     """Return the model that a request gets. Raises RequestError: 404 for a name that is not served, 400 for an exit
     that is not.
     """

@@ -15,10 +15,19 @@ from functools import partial
 from typing import TypeVar
 
 from runtime.control.overload import retry_after
-from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_asked, assemble_chat, assemble_completion
+from runtime.frontend.apis.embeddings import EmbeddingBody
+from runtime.frontend.assemble import (
+    Generation,
+    Limits,
+    Receipt,
+    assemble_asked,
+    assemble_chat,
+    assemble_completion,
+    assemble_embedding,
+)
 from runtime.frontend.choice import AnswerChoice, TextPiece
 from runtime.frontend.errors import RequestError, overloaded, unavailable
-from runtime.frontend.schemas import ChatBody, ChatShapedBody, CompletionBody, GeneratingBody, parse
+from runtime.frontend.schemas import ChatBody, ChatShapedBody, CompletionBody, ServedBody, parse
 from runtime.frontend.served_models import NotServedYet
 from runtime.server.context import Service
 from runtime.server.metrics import ModelMetrics
@@ -42,7 +51,7 @@ def limits_of(service: Service) -> Limits:
     return Limits(service.config.max_choices, service.config.max_queued, service.grammars)
 
 
-def prepare(service: Service, kind: type[GeneratingBody], raw: bytes, receipt: Receipt) -> Prepared:
+def prepare(service: Service, kind: type[ServedBody], raw: bytes, receipt: Receipt) -> Prepared:
     """Parse, tokenize and check a body. Runs on a worker thread. Raises RequestError."""
     body = parse(kind, raw)
     limits, model = limits_of(service), model_for(service, body)
@@ -50,6 +59,8 @@ def prepare(service: Service, kind: type[GeneratingBody], raw: bytes, receipt: R
         generation = assemble_completion(body, model, receipt, limits)
     elif isinstance(body, ChatBody):
         generation = assemble_chat(body, model, receipt, limits)
+    elif isinstance(body, EmbeddingBody):
+        generation = assemble_embedding(body, model, receipt, limits)
     elif isinstance(body, ChatShapedBody):
         generation = assemble_asked(body, model, receipt, limits)
     else:
@@ -57,7 +68,7 @@ def prepare(service: Service, kind: type[GeneratingBody], raw: bytes, receipt: R
     return Prepared(generation, tuple(AnswerChoice(generation, index) for index in range(len(generation.sequences))))
 
 
-async def prepare_served(service: Service, kind: type[GeneratingBody], raw: bytes, receipt: Receipt) -> Prepared:
+async def prepare_served(service: Service, kind: type[ServedBody], raw: bytes, receipt: Receipt) -> Prepared:
     """Prepare a body as `when_served` does. Raises as both."""
     return await when_served(service, partial(prepare, service, kind, raw, receipt))
 
@@ -85,7 +96,7 @@ class Meter:
         self._choices = prepared.choices
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
-        self._resumed = resumed
+        self._resumed, self._counted = resumed, False
         metrics.request_prompt.observe(self._prompt_tokens)
 
     def step(self, pieces: Iterable[TextPiece]) -> None:
@@ -106,8 +117,7 @@ class Meter:
         if self._resumed:
             self._metrics.steps.tokens += len(piece.tokens)
             return
-        if not self._first:
-            self._metrics.prompt_tokens.inc(self._prompt_tokens)
+        self._count_prompt()
         if piece.choice not in self._first:
             self._first[piece.choice] = now
             self._metrics.first_token.observe(now - self._began)
@@ -116,11 +126,18 @@ class Meter:
         self._last[piece.choice] = now
         self._metrics.steps.tokens += len(piece.tokens)
 
+    def _count_prompt(self) -> None:
+        if not self._counted:
+            self._metrics.prompt_tokens.inc(self._prompt_tokens)
+            self._counted = True
+
     def _end(self, piece: TextPiece, now: float) -> None:
         generated = self._choices[piece.choice].tokens
         self._metrics.finish(piece.finish or "error")
         if self._resumed:
             return
+        if piece.finish == "length":  # maybe without a token
+            self._count_prompt()
         self._metrics.whole.observe(now - self._began)
         self._metrics.request_generated.observe(generated)
         if generated > 1:

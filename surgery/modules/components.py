@@ -139,12 +139,14 @@ class LmHead(nn.Module):
         #: Torch's `tanh`, or another function of the same signature.
         self.tanh: Callable[[Tensor], Tensor] = torch.tanh
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def states(self, hidden: Tensor) -> Tensor:
+        """Return the final hidden states, which the head reads."""
         if self.norm is not None:
             hidden = self.norm(hidden)
-        if self.project is not None:
-            hidden = self.project(hidden)
-        logits: Tensor = self.head(hidden)
+        return hidden if self.project is None else self.project(hidden)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.states(hidden))
         if self.softcap is not None:
             logits = self.tanh(logits / self.softcap) * self.softcap
         return logits

@@ -31,6 +31,7 @@ from runtime.engine.fakes.integer_model import (
     IntegerModel,
     IntegerPart,
     kept,
+    pooled_of,
     prompt_logprobs_of,
     sampled_of,
 )
@@ -220,6 +221,7 @@ class IntegerEngine:
                 behind[row.seq] = array("q", values)
                 continue
             prompts += prompt_logprobs_of(held.spec, held.opened.request, row)
+            prompts += pooled_of(held.spec, held.opened.request, row)
             if row.sample:
                 sampled.append(sampled_of(held.spec, held.opened.request, row, values[-1]))
         counts = [len(values) for values in behind.values()]

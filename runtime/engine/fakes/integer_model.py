@@ -11,6 +11,7 @@ token is the last component's value mod vocab_size; where `min_tokens` forbids a
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -146,6 +147,20 @@ def sampled_of(spec: ModelSpec, request: SequenceRequest, row: Row, value: int) 
     if request.sampling.logprobs is None:
         return Sampled(row.seq, token)
     return Sampled(row.seq, token, -1.0, alternatives(spec, token, request.sampling.logprobs))
+
+
+def states_of(prompt: Sequence[int], lo: int, hi: int) -> array[float]:
+    """Return the sum of the states of a prompt's tokens [lo, hi): of each its id, its place and 1."""
+    return array("f", (sum(prompt[lo:hi]), sum(range(lo, hi)), hi - lo))
+
+
+def pooled_of(spec: ModelSpec, request: SequenceRequest, row: Row) -> list[PromptLogprobs]:
+    """Return the states of the prompt tokens that a row runs; none if not requested."""
+    first = max(row.start - spec.virtual_tokens, len(request.prompt) - 1 if request.sampling.pooling == "last" else 0)
+    end = min(row.start - spec.virtual_tokens + len(row.tokens), len(request.prompt))
+    if request.sampling.pooling is None or end <= first:
+        return []
+    return [PromptLogprobs(row.seq, first, (), (), end - first, states_of(request.prompt, first, end).tobytes())]
 
 
 def prompt_logprobs_of(spec: ModelSpec, request: SequenceRequest, row: Row) -> list[PromptLogprobs]:

@@ -12,7 +12,15 @@ import msgspec
 from torch import Tensor
 
 from runtime.engine.models.loaded import Held
-from runtime.engine.sampling.row_request import PartScores, PromptPart, asks_prompt, draw_of, prompt_part
+from runtime.engine.sampling.row_request import (
+    PartScores,
+    PooledStates,
+    PromptPart,
+    asks_prompt,
+    draw_of,
+    pooled_tokens,
+    prompt_part,
+)
 from runtime.engine.sampling.sampler import Drawn, Largest, draw, reads_output, stock_largest
 from runtime.engine.step.batch import ModelBatch
 from runtime.kv.transfers import put
@@ -23,11 +31,15 @@ class WantedLogits(msgspec.Struct, frozen=True, gc=False):
     """A row that needs logits of its model's tokens [lo, hi).
 
     These are the last token, to sample, or all tokens of a chunk, for prompt log-probabilities.
+
+    Fields:
+        pooled: Number in the prompt of the first of them, where not their logits are needed but their hidden states.
     """
 
     row: Row
     lo: int
     hi: int
+    pooled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,9 @@ def wanted_of(batch: ModelBatch) -> tuple[WantedLogits, ...]:
             wanted.append(WantedLogits(row, span.lo, span.hi))
         elif row.sample:
             wanted.append(WantedLogits(row, span.hi - 1, span.hi))
+        elif pooled := pooled_tokens(batch.model, row):
+            first = row.start - batch.model.spec.virtual_tokens + pooled.start
+            wanted.append(WantedLogits(row, span.lo + pooled.start, span.lo + pooled.stop, first))
     return tuple(wanted)
 
 
@@ -67,14 +82,14 @@ class Sampling:
     def __init__(self) -> None:
         self._drawn: dict[str, Drawn] = {}
         self._held: dict[str, list[Held]] = {}
-        self._prompts: list[PartScores] = []
+        self._prompts: list[PartScores | PooledStates] = []
         self._outcome: Outcome | None = None
 
     def add(self, name: str, drawn: Drawn, held: list[Held]) -> None:
         """Add a model's tokens and the sequences that get them."""
         self._drawn[name], self._held[name] = drawn, held
 
-    def add_prompt(self, scores: Sequence[PartScores]) -> None:
+    def add_prompt(self, scores: Sequence[PartScores] | Sequence[PooledStates]) -> None:
         self._prompts.extend(scores)
 
     def tokens_of(self, name: str, seqs: Sequence[str]) -> Tensor:
@@ -124,8 +139,9 @@ def sampling_of(
     """
     made = Sampling()
     for name, batch in batches.items():
-        if wanted[name]:
-            _finish(name, batch, wanted[name], logits[name], largest, before, made)
+        scored = [want for want in wanted[name] if want.pooled is None]
+        if scored:
+            _finish(name, batch, scored, logits[name], largest, before, made)
     return made
 
 

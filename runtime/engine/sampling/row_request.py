@@ -1,4 +1,4 @@
-"""What a row needs from its logits: a sampled token, and the log-probabilities of its prompt's tokens."""
+"""What a row needs of its last tokens: a sampled token, log-probabilities of its prompt's tokens, hidden states."""
 
 from __future__ import annotations
 
@@ -24,6 +24,30 @@ def asks_prompt(model: LoadedModel, row: Row) -> bool:
     """Return whether a row's sequence requests prompt log-probabilities and the row still runs prompt tokens."""
     request = model.sequences[row.seq].request
     return request.sampling.prompt_logprobs is not None and row.start < model.spec.virtual_tokens + len(request.prompt)
+
+
+def pooled_tokens(model: LoadedModel, row: Row) -> range:
+    """Return which of a row's tokens are pooled, by their numbers in the row."""
+    request, begin = model.sequences[row.seq].request, row.start - model.spec.virtual_tokens
+    if request.sampling.pooling is None:
+        return range(0)
+    first = 0 if request.sampling.pooling == "mean" else len(request.prompt) - 1
+    return range(max(0, first - begin), min(len(row.tokens), len(request.prompt) - begin))
+
+
+@dataclass(frozen=True, slots=True)
+class PooledStates:
+    """Sum of the final hidden states of a prompt's tokens from number `start` on, not copied to the host yet."""
+
+    seq: str
+    start: int
+    positions: int
+    total: Tensor
+
+    def read(self) -> PromptLogprobs:
+        """Wait for them and return them."""
+        states = self.total.cpu().numpy().astype("<f4").tobytes()
+        return PromptLogprobs(self.seq, self.start, (), (), self.positions, states)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from runtime.engine.models.components import SharedComponent
 from runtime.engine.sampling.output import Outcome, Sampling, picks_of, sampling_of, wanted_of
+from runtime.engine.sampling.row_request import PooledStates
 from runtime.engine.sampling.sampler import Largest, stock_largest
 from runtime.engine.step.batch import ContextSource, ModelBatch, RowChunk, StepProgram, adapter_spans
 from runtime.engine.step.context import AdapterMix, ForwardContext, Kept, PagedMetadata, running
@@ -32,7 +33,7 @@ from runtime.engine.step.segments import Segment, cut_segment, plan_segments
 from runtime.kv.transfers import put
 from runtime.types import SegmentRun
 from surgery.chains.plan import STITCH
-from surgery.modules.components import Where
+from surgery.modules.components import LmHead, Where
 
 #: By model: the key of the adapter on a unit, and which attention layer it is; None where there is none.
 _Keys = tuple[str | None, ...]
@@ -77,6 +78,7 @@ class StepRun:
         calls: The units that ran in one call.
         saved: Hidden states [tokens, width] that rows ask for (`Row.saves`), by model and by unit that they enter.
         probes: Forecasts that rows ask for (`Row.probed`).
+        pooled: Sums of final hidden states, of rows whose requests ask for them.
     """
 
     def __init__(
@@ -111,6 +113,8 @@ class StepRun:
         # Without chunks all layers may run in one call: rows without wanted logits are dropped after it.
         self._chunks = picks is not None or any(len(row.tokens) > 1 for batch in batches.values() for row in batch.rows)
         self._frames = frames
+        self._pools = any(want.pooled is not None for own in self._wanted.values() for want in own)
+        self.pooled: list[PooledStates] = []
         self._hidden = {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
         self._logits: dict[str, Tensor] = {}
 
@@ -125,7 +129,9 @@ class StepRun:
             largest: Finds the tokens of greedy rows.
             before: Sampling of the step before (`engine.sampling.output`).
         """
-        return sampling_of(self._batches, self._wanted, self.forward(), largest, before)
+        made = sampling_of(self._batches, self._wanted, self.forward(), largest, before)
+        made.add_prompt(self.pooled)
+        return made
 
     def forward(self) -> Mapping[str, Tensor]:
         """Run every segment; return the logits [wanted rows, vocabulary] by model, for models that want any."""
@@ -321,11 +327,34 @@ class StepRun:
                 base + index for name, base in zip(segment.models, edges, strict=False) for index in self._picks[name]
             ]
             hidden = hidden[:, put(picks, self._device)]
+        if self._pools:
+            hidden, counts = self._pool(unit, segment, hidden)
+            if not sum(counts):
+                return
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64, device=self._device)
         spans = adapter_spans(adapters, counts) if self._mix is None else self._mix.spans
         with running(ForwardContext(nowhere, (), spans, kept=self._kept, mix=self._mix)):
             logits: Tensor = unit.module(hidden)
         self._logits.update(zip(segment.models, torch.split(logits[0], counts), strict=True))
+
+    def _pool(self, unit: SharedComponent, segment: Segment, hidden: Tensor) -> tuple[Tensor, list[int]]:
+        """Sum the final hidden states of rows that ask for them; return the other rows' tokens, and how many each model
+        has of these.
+        """
+        head, at = cast(LmHead, unit.module), 0
+        kept: list[int] = []
+        counts: list[int] = []
+        for name in segment.models:
+            before = len(kept)
+            for want in self._wanted[name]:
+                lo, at = at, at + want.hi - want.lo
+                if want.pooled is None:
+                    kept.extend(range(lo, at))
+                    continue
+                total = head.states(hidden[:, lo:at])[0].float().sum(0)
+                self.pooled.append(PooledStates(want.row.seq, want.pooled, at - lo, total))
+            counts.append(len(kept) - before)
+        return hidden[:, put(kept, self._device)], counts
 
     def _record(self, segment: Segment, units: Sequence[SharedComponent], batches: Sequence[ModelBatch]) -> None:
         """Record what ran, each stitch as an entry of its own."""

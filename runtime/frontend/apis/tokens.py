@@ -73,7 +73,7 @@ def tokenize(body: TokenizeBody, model: ServedModel, limits: Limits) -> Document
 
 def count_tokens(body: MessagePromptBody, model: ServedModel, limits: Limits) -> Document:
     """Return how many tokens a conversation has. Raises RequestError 400, 429."""
-    with fields_of(body):
+    with fields_of(body.chat_fields):
         return {"input_tokens": len(chat_prompt(body.chat(), model, limits)[0].tokens)}
 
 

@@ -247,13 +247,13 @@ class Admission:
     def _may_share(self, sequence: ScheduledSequence) -> bool:
         """Return whether a sequence may start from a cached prefix.
 
-        Prompt scores need every token to run, and virtual tokens are not shared.
+        Prompt scores and means need every token to run, and virtual tokens are not shared.
         """
         return not (
             self._state.config.prefix_caching == "off"
             or sequence.shared.alone
             or sequence.chain.spec.virtual_tokens
-            or sequence.request.sampling.prompt_logprobs is not None
+            or sequence.request.sampling.reads_prompt
         )
 
     def _worth_it(self, sequence: ScheduledSequence, match: PrefixMatch, route: Route, cheapest: Route) -> bool:

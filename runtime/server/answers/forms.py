@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from runtime.frontend.apis.embeddings import EmbeddingBody
 from runtime.frontend.apis.messages import MessageBody
 from runtime.frontend.apis.responses import ResponseBody
 from runtime.frontend.assemble import Generation
 from runtime.frontend.errors import RequestError
-from runtime.frontend.schemas import ChatBody, CompletionBody, GeneratingBody
+from runtime.frontend.schemas import ChatBody, CompletionBody, ServedBody
 from runtime.queueing.records import Kind
+from runtime.server.answers.embeddings import EmbeddingWording
 from runtime.server.answers.kept import SettledBody, settle
 from runtime.server.answers.messages import MessageWording, MessageWriter, message_failure, reworded_refusal
 from runtime.server.answers.responses import ResponseWording, ResponseWriter, response_failure
@@ -32,7 +34,7 @@ class AnswerForm:
         kind: Its requests in the queue.
         prefix: Of the ids of its answers.
         summary: What it does, for its documents.
-        wording, writer: What words an answer whole, and as a stream.
+        wording, writer: What words an answer whole, and as a stream; no writer: there are no streams.
         failure: Returns the event of an error in a stream of which so many events were sent.
         end: What ends a stream.
         reworded: Returns a stored error, by its status and document, in the form's own shape; None: it has that.
@@ -40,11 +42,11 @@ class AnswerForm:
     """
 
     kind: Kind
-    body: type[GeneratingBody]
+    body: type[ServedBody]
     prefix: str
     summary: str
     wording: Callable[[Generation], Wording]
-    writer: Callable[[Generation], StreamWriter]
+    writer: Callable[[Generation], StreamWriter] | None
     failure: Callable[[RequestError, int], bytes]
     end: bytes = b""
     reworded: Callable[[int, bytes], bytes] | None = None
@@ -100,6 +102,15 @@ FORMS: tuple[AnswerForm, ...] = (
         message_failure,
         reworded=reworded_refusal,
     ),
+    AnswerForm(
+        "embedding",
+        EmbeddingBody,
+        "embd-",
+        "Return the mean of a text's final hidden states, or the last of them.",
+        EmbeddingWording,
+        None,
+        _plain_failure,
+    ),
 )
 _BY_KIND = {form.kind: form for form in FORMS}
 _BY_BODY = {form.body: form for form in FORMS}
@@ -112,11 +123,18 @@ def form_of(generation: Generation) -> AnswerForm:
     return _BY_BODY[ChatBody if generation.chat else CompletionBody]
 
 
+def writer_of(form: AnswerForm, generation: Generation) -> StreamWriter:
+    """Return what writes a stream. Raises TypeError for a form without streams."""
+    if form.writer is None:
+        raise TypeError(form.kind)
+    return form.writer(generation)
+
+
 def form_of_kind(kind: Kind) -> AnswerForm:
     """Return the form of a stored request."""
     return _BY_KIND[kind]
 
 
-def form_of_body(body: type[GeneratingBody]) -> AnswerForm:
+def form_of_body(body: type[ServedBody]) -> AnswerForm:
     """Return the form of bodies of a type."""
     return _BY_BODY[body]

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError
-from runtime.server.answers.forms import AnswerForm, form_of
+from runtime.server.answers.forms import AnswerForm, form_of, writer_of
 from runtime.server.openai.format import FinishedChoice
 from runtime.server.openai.responses import dump
+from runtime.server.openai.sse import StreamWriter
 from runtime.server.request_runner import Prepared
 from runtime.types import SequenceRequest, TokenEvent
 
@@ -44,10 +45,9 @@ class Transcript:
         self.count = 0
         self._choices = {choice.seq: choice for choice in prepared.choices}
         self._sequences = generation.sequences
-        self._streams = generation.stream
         self._form = form_of(generation)
         self._wording = self._form.wording(generation)
-        self._chunks = self._form.writer(generation)
+        self._chunks = writer_of(self._form, generation) if generation.stream else None
         self._finished = [FinishedChoice(choice.index) for choice in prepared.choices]
 
     def add_events(self, events: Iterable[TokenEvent]) -> AddedEvents:
@@ -61,8 +61,8 @@ class Transcript:
             self._finished[choice.index].add(piece)
             added.events.append(one)
             added.pieces.append(piece)
-            if self._streams:
-                added.chunks.extend(self._chunk(piece))
+            if self._chunks is not None:
+                added.chunks.extend(self._chunk(self._chunks, piece))
             self.count += 1
         return added
 
@@ -85,15 +85,15 @@ class Transcript:
 
     def ending(self) -> list[Chunk]:
         """Return the chunks behind the last token, none for an answer that is not streamed."""
-        if not self._streams:
+        if self._chunks is None:
             return []
         usage, end = self._chunks.usage(sum(len(each.tokens) for each in self._finished)), self._form.end
         counted = [Chunk(self.count, _numbered(self.count, usage))] if usage else []
         return [*counted, Chunk(self.count + 1, end)] if end else counted
 
-    def _chunk(self, piece: TextPiece) -> list[Chunk]:
-        opening = self._chunks.openings(range(len(self._finished))) if self.count == 0 else b""
-        data = self._chunks.write_pieces([piece])
+    def _chunk(self, writer: StreamWriter, piece: TextPiece) -> list[Chunk]:
+        opening = writer.openings(range(len(self._finished))) if self.count == 0 else b""
+        data = writer.write_pieces([piece])
         numbered = _numbered(self.count, data) if data else b""
         return [Chunk(self.count, opening + numbered)] if opening or numbered else []
 

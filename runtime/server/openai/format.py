@@ -33,6 +33,7 @@ class FinishedChoice:
         called: Whether the answer ended with them.
         called_at: By call, how many of the texts came before it.
         stop: The stop string that ended the choice.
+        states: The prompt's pooled hidden states, where they are asked for.
     """
 
     index: int
@@ -45,6 +46,7 @@ class FinishedChoice:
     called: bool = False
     called_at: list[int] = field(default_factory=list)
     stop: str | None = None
+    states: tuple[float, ...] = ()
 
     def add(self, piece: TextPiece) -> None:
         self.text.append(piece.text)
@@ -54,6 +56,7 @@ class FinishedChoice:
         self.served = piece.served
         self.called = piece.called
         self.stop = piece.stop
+        self.states = piece.states
         for part in piece.calls:
             if part.name is not None:
                 function = {"name": part.name, "arguments": ""}
