@@ -31,7 +31,6 @@ from runtime.engine.fakes.integer_model import (
     IntegerModel,
     IntegerPart,
     kept,
-    pooled_of,
     prompt_logprobs_of,
     sampled_of,
 )
@@ -221,7 +220,6 @@ class IntegerEngine:
                 behind[row.seq] = array("q", values)
                 continue
             prompts += prompt_logprobs_of(held.spec, held.opened.request, row)
-            prompts += pooled_of(held.spec, held.opened.request, row)
             if row.sample:
                 sampled.append(sampled_of(held.spec, held.opened.request, row, values[-1]))
         counts = [len(values) for values in behind.values()]

@@ -155,16 +155,18 @@ def states_of(prompt: Sequence[int], lo: int, hi: int) -> array[float]:
 
 
 def pooled_of(spec: ModelSpec, request: SequenceRequest, row: Row) -> list[PromptLogprobs]:
-    """Return the states of the prompt tokens that a row runs; none if not requested."""
+    """Return the states of the prompt tokens that a row runs, pooled."""
     first = max(row.start - spec.virtual_tokens, len(request.prompt) - 1 if request.sampling.pooling == "last" else 0)
     end = min(row.start - spec.virtual_tokens + len(row.tokens), len(request.prompt))
-    if request.sampling.pooling is None or end <= first:
+    if end <= first:
         return []
     return [PromptLogprobs(row.seq, first, (), (), end - first, states_of(request.prompt, first, end).tobytes())]
 
 
 def prompt_logprobs_of(spec: ModelSpec, request: SequenceRequest, row: Row) -> list[PromptLogprobs]:
-    """Return the log-probabilities of the prompt tokens that a row runs; none if not requested."""
+    """Return log-probabilities and pooled states of the prompt tokens that a row runs; none if not requested."""
+    if request.sampling.pooling is not None:
+        return pooled_of(spec, request, row)
     begin, count = row.start - spec.virtual_tokens, request.sampling.prompt_logprobs
     first = max(begin, 1)
     tokens = request.prompt[first : max(0, begin + len(row.tokens))]

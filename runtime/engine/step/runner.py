@@ -78,7 +78,7 @@ class StepRun:
         calls: The units that ran in one call.
         saved: Hidden states [tokens, width] that rows ask for (`Row.saves`), by model and by unit that they enter.
         probes: Forecasts that rows ask for (`Row.probed`).
-        pooled: Sums of final hidden states, of rows whose requests ask for them.
+        pooled: Sums of final hidden states, for requests that ask for them.
     """
 
     def __init__(
