@@ -15,7 +15,7 @@ async function fetched(path, options = {}) {
 /** Shows the server's state as it changes. */
 function watch(target, note) {
   const source = new EventSource(target.dataset.events);
-  source.onopen = () => { note.textContent = "live"; };
+  source.onopen = () => { note.textContent = "follows what the server does"; };
   source.onmessage = (event) => { target.innerHTML = event.data; };
   source.onerror = () => {
     const closed = source.readyState === EventSource.CLOSED;

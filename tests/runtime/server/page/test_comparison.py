@@ -77,9 +77,9 @@ def test_identical_components_are_named_and_coloured(http: httpx.Client) -> None
 
 
 def test_what_was_scored_between_them_has_its_control(http: httpx.Client) -> None:
-    for query in ("a=org/fine&b=org/twin", "a=org/twin&b=org/fine"):
+    for query, runs in (("a=org/fine&b=org/twin", ["A", "B"]), ("a=org/twin&b=org/fine", ["B", "A"])):
         assert body(seen(http, f"/ui/compare?{query}"), "Similarity") == [
-            ["equivalent", "org/fine 0 to 1", "org/twin 0 to 1", "0.9877", "0.1234", "e" * 12]
+            ["equivalent", *(f"{side} 0 to 1" for side in runs), "0.9877", "0.1234", "e" * 12]
         ]
     assert body(seen(http, "/ui/compare?a=org/fine&b=org/base"), "Similarity")[0][4] == "not measured"
     assert "Nothing was scored" in seen(http, "/ui/compare?a=org/base&b=org/twin").text
