@@ -59,7 +59,9 @@ async def find_response(service: Service, store: RequestStore, name: str) -> tup
     found = await store.read(partial(requests.get, request=name))
     if found is None or found.kind != "response" or found.principal != principal_of(service.config.api_key):
         return None
-    body = await service.in_worker(partial(parse, ResponseBody, found.body or b""))
+    if found.body is None:  # a line of a batch
+        return None
+    body = await service.in_worker(partial(parse, ResponseBody, found.body))
     return (found, body) if body.store else None
 
 

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
-from runtime.frontend.schemas import ChatBody
+from runtime.frontend.schemas import ServedBody
 from runtime.frontend.served_models import NotServedYet
 from runtime.queueing import batches
 from runtime.queueing.batches import Status, StoredBatch
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.files import chunks
 from runtime.queueing.records import DurableRequest, FileRange
+from runtime.server.answers.forms import form_of_body
 from runtime.server.batches.documents import derived
-from runtime.server.batches.lines import ENDPOINTS, Body, LineCheck, LineError, LineTask, split_lines
+from runtime.server.batches.lines import ENDPOINTS, LineCheck, LineError, LineTask, split_lines
 from runtime.server.context import Service
 from runtime.server.model_choice import model_for
 from runtime.types import BACKGROUND
@@ -41,7 +42,7 @@ class StoppedEarly(Exception):
 def check_file(service: Service, database: QueueDatabase, batch: StoredBatch, stopping: threading.Event) -> LineCheck:
     """Return the checked lines of a batch's input file. Raises StoppedEarly."""
 
-    def served(body: Body) -> None:
+    def served(body: ServedBody) -> None:
         with suppress(NotServedYet):  # loaded once a line of it runs
             model_for(service, body)
 
@@ -99,11 +100,11 @@ def refuse(database: QueueDatabase, batch: StoredBatch, errors: list[LineError])
 
 
 def _requests(batch: StoredBatch, tasks: Iterator[LineTask]) -> Iterator[DurableRequest]:
-    chat = ENDPOINTS[batch.endpoint] is ChatBody
+    form = form_of_body(ENDPOINTS[batch.endpoint])
     for task in tasks:
         yield DurableRequest(
-            id=derived("chatcmpl-" if chat else "cmpl-", batch.id, task.line),
-            kind="chat" if chat else "completion",
+            id=derived(form.prefix, batch.id, task.line),
+            kind=form.kind,
             digest=b"",
             seed=int(derived("", batch.id, task.line, "seed"), 16) % _SEEDS,
             created=batch.created + task.line,  # the queue's index gives lines in order then, without sorting

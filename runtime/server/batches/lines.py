@@ -14,19 +14,21 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from runtime.frontend.errors import RequestError
-from runtime.frontend.schemas import ChatBody, CompletionBody, parse
+from runtime.frontend.apis.embeddings import EmbeddingBody
+from runtime.frontend.apis.responses import ResponseBody
+from runtime.frontend.errors import RequestError, unsupported
+from runtime.frontend.schemas import ChatBody, CompletionBody, GeneratingBody, ServedBody, parse
 
 MOST_CUSTOM_ID = 512
 #: Errors that are reported; one is enough to refuse a file.
 MOST_ERRORS = 100
 
-Body = CompletionBody | ChatBody
-
 #: The routes that a batch may be for, each with the model of its bodies.
-ENDPOINTS: dict[str, type[CompletionBody] | type[ChatBody]] = {
+ENDPOINTS: dict[str, type[ServedBody]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/responses": ResponseBody,
+    "/v1/embeddings": EmbeddingBody,
 }
 
 
@@ -106,7 +108,7 @@ class LineCheck:
         check_body: Raises RequestError for a body that this server cannot run: its model is not served.
     """
 
-    def __init__(self, endpoint: str, limit: int, lines: int, check_body: Callable[[Body], object]) -> None:
+    def __init__(self, endpoint: str, limit: int, lines: int, check_body: Callable[[ServedBody], object]) -> None:
         self._endpoint = endpoint
         self._limit = limit
         self._most = lines
@@ -170,8 +172,10 @@ class LineCheck:
             raise RequestError("method must be POST", param="method", code="invalid_method")
         if found.url != self._endpoint:
             raise RequestError(f"url must be the batch's endpoint {self._endpoint}", param="url", code="mismatched_url")
-        body: Body = parse(ChatBody, raw) if ENDPOINTS[self._endpoint] is ChatBody else parse(CompletionBody, raw)
-        if body.stream:
+        body = parse(ENDPOINTS[self._endpoint], raw)
+        if isinstance(body, ResponseBody) and (body.store or body.previous_response_id is not None):
+            raise unsupported("body.store" if body.store else "body.previous_response_id", "lines are not kept")
+        if isinstance(body, GeneratingBody) and body.stream:
             raise RequestError("a line of a batch is not streamed", param="body.stream", code="unsupported_parameter")
         self._check_body(body)
         return body.priority or 0

@@ -69,6 +69,41 @@ def test_a_batch_gives_what_its_lines_alone_give(client: openai.OpenAI, queue: s
     assert eventually(lambda: not lines_of(queue, made.id), 30), "answers are in the file only"
 
 
+def test_lines_of_responses_and_embeddings_give_what_they_give_alone(server: Running, client: openai.OpenAI) -> None:
+    bodies: dict[str, list[dict[str, Any]]] = {
+        "/v1/responses": [{"model": "org/base", "input": text, "max_output_tokens": 5} for text in ("hi", "ab " * 400)],
+        "/v1/embeddings": [{"model": "org/base", "input": given} for given in ([[5, 7], [9]], [320])],
+    }
+    for url, (good, long) in bodies.items():
+        lines = [
+            {"custom_id": str(number), "method": "POST", "url": url, "body": body}
+            for number, body in enumerate((good, long))
+        ]
+        done = ended(client, submit(client, lines, endpoint=url).id)
+        (found,), (failed,) = results(client, done.output_file_id), results(client, done.error_file_id)
+        with server.http() as http:
+            alone = http.post(url, json={**good, "store": False}).raise_for_status().json()
+            shown = http.get(f"/v1/responses/{found['response']['request_id']}")
+        same = ("output", "usage", "data", "object", "store")
+        body = found["response"]["body"]
+        assert {name: _nameless(body.get(name)) for name in same} == {name: _nameless(alone.get(name)) for name in same}
+        assert failed["response"]["status_code"] == 400 and failed["response"]["body"]["error"]["param"] == "input"
+        assert shown.status_code == 404
+
+
+def _nameless(value: Any) -> Any:
+    return [{**each, "id": ""} for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("more", [{"store": True}, {"previous_response_id": "resp_1"}, {"stream": True}])
+def test_a_line_is_no_kept_response(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    body = {"model": "org/base", "input": "hi", **more}
+    lines = [{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}]
+    done = ended(client, submit(client, lines, endpoint="/v1/responses").id)
+    assert done.status == "failed" and done.errors is not None and done.errors.data is not None
+    assert done.errors.data[0].param == f"body.{next(iter(more))}"
+
+
 def test_lines_that_fail_are_in_the_error_file(client: openai.OpenAI) -> None:
     lines = [line(0), line(1, max_tokens=5000), line(2), line(3, prompt=[])]
     done = ended(client, submit(client, lines).id)
@@ -110,7 +145,7 @@ def test_one_wrong_line_refuses_the_batch(client: openai.OpenAI, queue: str) -> 
         ({"window": "24"}, 400, "invalid_completion_window"),
         ({"window": "0m"}, 400, "invalid_completion_window"),
         ({"window": "31d"}, 400, "invalid_completion_window"),
-        ({"endpoint": "/v1/embeddings"}, 400, "invalid_endpoint"),
+        ({"endpoint": "/v1/messages"}, 400, "invalid_endpoint"),
         ({"metadata": {"k": "v" * 513}}, 400, None),
     ],
 )
