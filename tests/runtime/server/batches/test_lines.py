@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.frontend.errors import unknown_model
-from runtime.server.batches.lines import MOST_ERRORS, Body, LineCheck, custom_id_of, split_lines
+from runtime.frontend.schemas import ServedBody
+from runtime.server.batches.lines import MOST_ERRORS, LineCheck, custom_id_of, split_lines
 
 URL = "/v1/completions"
 
@@ -24,7 +25,7 @@ def line(custom_id: str = "a", **changes: Any) -> bytes:
 
 
 def checked(content: bytes, cut: int = 1 << 20, limit: int = 4096, most: int = 50_000) -> LineCheck:
-    def served(body: Body) -> None:
+    def served(body: ServedBody) -> None:
         if body.model != "m":
             raise unknown_model(f"The model `{body.model}` does not exist or is not served here.")
 
