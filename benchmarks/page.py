@@ -81,7 +81,7 @@ def opened(root: Path) -> Iterator[httpx.Client]:
     """Serve the page of a store, as `zoo ui` does."""
     with Store.open(root, create=False) as store, bind("127.0.0.1", 0) as bound:
         ready = threading.Event()
-        server = make_server(build_page_app(store, None), ServerConfig(drain_seconds=1), ready.set)
+        server = make_server(build_page_app(store, None, alone=True), ServerConfig(drain_seconds=1), ready.set)
         thread = threading.Thread(target=lambda: server.run(sockets=[bound]), daemon=True)
         thread.start()
         ready.wait(10)

@@ -33,9 +33,10 @@ def ui(
     with Zoo(store, database, create=False) as zoo, bind(host, port) as bound:
         from runtime.server.page.app import build_page_app
 
-        if api_key is None and not host.startswith(("127.", "::1", "localhost")):
+        alone = host.startswith(("127.", "::1", "localhost"))
+        if api_key is None and not alone:
             say("warning: no API key is set, and the page can be reached from other machines")
-        app = build_page_app(zoo.store, api_key)
+        app = build_page_app(zoo.store, api_key, alone)
         address = address_of(bound)
         shown = json.dumps({"address": address}) if as_json else address
         serve(app, ServerConfig(host, port, api_key, drain_seconds=1), bound, lambda: print(shown, flush=True))

@@ -112,7 +112,7 @@ def served_routes() -> list[Route]:
     service = make_service(driver, ServedModels(()), source, ServerConfig(), None)
     service.workers.shutdown()
     service = replace(service, durable=cast(DurableRuns, _NoQueue()))
-    page = PageContext(cast(CatalogueReads, None), None, service, cast(UpkeepJob, None))
+    page = PageContext(cast(CatalogueReads, None), None, service, cast(UpkeepJob, None), False)
     return routes_of(service, BatchRoutes(service), page)
 
 

@@ -67,6 +67,18 @@ def test_a_key_is_asked_for(tmp_path: Path) -> None:
         assert http.get("/", headers={"Authorization": "Bearer k"}).status_code == 200
 
 
+@pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 202), ("0.0.0.0", 403)])  # noqa: S104
+def test_the_store_is_kept_from_this_machine_only(tmp_path: Path, host: str, status: int) -> None:
+    with (
+        family(tmp_path / "store"),
+        opened(tmp_path / "store", ["--host", host]) as (address, _),
+        httpx.Client(base_url=address.replace(host, "127.0.0.1"), trust_env=False, timeout=30) as http,
+    ):
+        assert http.post("/ui/upkeep/verify").status_code == 403
+        assert http.post("/ui/upkeep/verify", headers={"X-Zoo-Page": "1"}).status_code == status
+        assert bool(seen(http, "/ui/upkeep").all("button")) is (status == 202)
+
+
 def test_there_must_be_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import cli.app
 

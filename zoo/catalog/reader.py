@@ -19,7 +19,7 @@ from zoo.catalog import names as naming
 from zoo.catalog import schema as t
 from zoo.catalog.findings import documents, equivalences
 from zoo.catalog.rows import Parts, component_of, tensor_of
-from zoo.catalog.summaries import ModelConfig, ModelEntry, ModelSummary, configs, entries, summaries
+from zoo.catalog.summaries import ModelConfig, ModelEntry, ModelSummary, block_counts, configs, entries, summaries
 from zoo.manifest import ChainBlock, Component, ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
 from zoo.records import Document, Equivalence
 
@@ -67,6 +67,10 @@ class Reader:
     def models(self) -> list[ModelSummary]:
         """Return one summary per model, sorted by name. Sizes take a row per tensor; see `entries`."""
         return summaries(self._connection)
+
+    def block_counts(self) -> Mapping[int, int]:
+        """Return model id -> number of its blocks, of all models."""
+        return block_counts(self._connection)
 
     def created(self, name: str) -> datetime:
         """Return when the model was put (UTC). Raises NotFound."""

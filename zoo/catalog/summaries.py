@@ -81,7 +81,7 @@ def configs(connection: Connection) -> Mapping[str, ModelConfig]:
 
 def summaries(connection: Connection) -> list[ModelSummary]:
     """Return all models with their sizes, sorted by name."""
-    sizes, blocks = _sizes(connection), _blocks(connection)
+    sizes, blocks = _sizes(connection), block_counts(connection)
     return [
         ModelSummary(
             name=entry.name,
@@ -125,7 +125,8 @@ def _counts(connection: Connection, query: Any) -> Mapping[int, int]:
     return {model: int(count) for model, count in connection.execute(query)}
 
 
-def _blocks(connection: Connection) -> Mapping[int, int]:
+def block_counts(connection: Connection) -> Mapping[int, int]:
+    """Return model id -> number of its blocks."""
     return _counts(connection, select(t.ModelBlock.model, func.count()).group_by(t.ModelBlock.model))
 
 

@@ -39,9 +39,12 @@ class KnownHosts:
             await self._app(scope, receive, send)
 
 
-def build_page_app(store: Store, api_key: str | None) -> Starlette:
-    """Return the application. The caller owns the store and closes it after the application has ended."""
-    page = page_context(store, api_key)
+def build_page_app(store: Store, api_key: str | None, alone: bool) -> Starlette:
+    """Return the application. The caller owns the store and closes it after the application has ended.
+
+    `alone`: only this machine reaches it.
+    """
+    page = page_context(store, api_key, alone=alone)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -23,17 +23,14 @@ class PageContext:
         sessions: The sessions of browsers; None where no key is set.
         service: The server's state; None where a store is only looked at (`zoo ui`).
         upkeep: Audits and collections.
+        keeps: Whether they may be started from the page.
     """
 
     reads: CatalogueReads
     sessions: Sessions | None
     service: Service | None
     upkeep: UpkeepJob
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the store may be verified and collected from the page."""
-        return self.sessions is not None or self.service is None
+    keeps: bool
 
     def close(self) -> None:
         self.upkeep.stop()
@@ -44,6 +41,7 @@ class PageContext:
         return Frame(self.service is not None, self.sessions is not None)
 
 
-def page_context(store: Store, api_key: str | None, service: Service | None = None) -> PageContext:
+def page_context(store: Store, api_key: str | None, service: Service | None = None, alone: bool = False) -> PageContext:
+    """Return the context of a page. `alone`: only this machine reaches it, so the store may be kept without a key."""
     sessions = None if api_key is None else Sessions(api_key)
-    return PageContext(CatalogueReads(store), sessions, service, UpkeepJob(store))
+    return PageContext(CatalogueReads(store), sessions, service, UpkeepJob(store), alone or api_key is not None)

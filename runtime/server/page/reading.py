@@ -1,15 +1,14 @@
 """Reads of the catalogue for pages: on a few threads of their own, with a bound on how many wait.
 
 The engine's threads and the event loop do no work for pages. The sizes of all models, the one read that grows with the
-whole store, are kept until the models change, and made anew every ten seconds at most.
+whole store, are kept until the models or the numbers of their blocks change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,8 +20,6 @@ from zoo.store import Store
 T = TypeVar("T")
 #: Threads, and reads that run or wait, at most.
 THREADS, MOST_READS = 2, 32
-#: Seconds after which sizes are read again even if the models are the same: their chains may have been cut anew.
-FRESH_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class CatalogueReads:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="zoo-page")
         self._waiting = 0
         self._making = threading.Lock()
-        self._kept: tuple[float, list[ModelEntry], StoreOverview] | None = None
+        self._kept: tuple[list[ModelEntry], Mapping[int, int], StoreOverview] | None = None
 
     async def run(self, work: Callable[[Reader], T]) -> T:
         """Run a function of a reader on a thread. Raises RequestError 503 if too many wait, and what `work` raises."""
@@ -64,15 +61,12 @@ class CatalogueReads:
 
     def overview(self, reader: Reader) -> StoreOverview:
         """Return the sizes of all models. Call it on a thread of `run`."""
-        entries = reader.entries()
+        entries, blocks = reader.entries(), reader.block_counts()
         with self._making:
-            if self._kept is not None:
-                made, known, overview = self._kept
-                if known == entries and time.monotonic() - made < FRESH_SECONDS:
-                    return overview
-            overview = StoreOverview(tuple(reader.models()), reader.tensor_bytes())
-            self._kept = (time.monotonic(), entries, overview)
-        return overview
+            if self._kept is None or self._kept[:2] != (entries, blocks):
+                overview = StoreOverview(tuple(reader.models()), reader.tensor_bytes())
+                self._kept = (entries, blocks, overview)
+            return self._kept[2]
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

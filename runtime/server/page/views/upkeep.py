@@ -1,7 +1,7 @@
 """Verify the store and free what no model uses.
 
-Only with a key, or where a store is looked at on this machine (`zoo ui`): a server without a key takes requests from
-any program that reaches it.
+Only with a key, or where a store is looked at on this machine alone (`zoo ui` on a loopback address): a server without
+a key takes requests from any program that reaches it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
 
@@ -122,6 +123,15 @@ def test_a_server_without_a_key_needs_no_login(tokenizer: Tokenizer, stored: Sto
         assert http.get("/").status_code == 200 and not seen(http, "/").all("form", action="/ui/logout")
         assert http.get("/ui/login").headers["location"] == "/"
         assert http.post("/ui/login", data={"key": "x"}).status_code == 303
+
+
+def test_cookies_are_read_in_time_linear_in_their_length(browser: httpx.Client) -> None:
+    """Quoted values with many backslashes took `http.cookies` 20 s, before any key was checked."""
+    port = browser.base_url.port
+    for cookie in ('a="' + "\\a" * 30_000 + '"', "a=" * 30_000, ";" * 60_000, f"zoo_session_{port}=x;" * 2500):
+        began = time.monotonic()
+        assert browser.get("/", headers={"Cookie": cookie}).status_code == 303
+        assert time.monotonic() - began < 5
 
 
 def test_sessions_end_with_time_and_are_bounded() -> None:

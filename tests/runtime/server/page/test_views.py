@@ -14,6 +14,7 @@ from runtime.server.page import reading
 from tests.runtime.server.harness import Running, eventually, running
 from tests.runtime.server.page.looking import HOSTILE, Element, family, made, seen
 from zoo.catalog import Reader
+from zoo.manifest import ChainBlock, block_digest
 from zoo.store import Store
 
 
@@ -134,6 +135,12 @@ def test_the_list_follows_the_store(tokenizer: Tokenizer, tmp_path: Path) -> Non
         made(store, "org/heir", [1, 2, 5], "full", "org/twin")
         after = rows(seen(http, "/"))
         assert len(after) == 6 and after["org/twin"][6] == "0 B"
+        with store.catalog.writing() as writer:
+            parts = writer.component_digests(["org/heir"])["org/heir"]
+            writer.set_chain(
+                "org/heir", [ChainBlock(block_digest(parts[:2]), 0, 2), ChainBlock(block_digest(parts[2:]), 2, 3)]
+            )
+        assert rows(seen(http, "/"))["org/heir"][4] == "2"
 
 
 def test_reads_wait_apart_from_the_event_loop_and_are_bounded(
