@@ -81,6 +81,33 @@ def test_blocks_are_the_turns_of_the_chat(client: openai.OpenAI, http: httpx.Cli
     assert found["content"][0]["text"] == expected(client, turns, max_tokens=9).choices[0].message.content
 
 
+def test_results_and_texts_of_a_turn_keep_their_order(client: openai.OpenAI, http: httpx.Client) -> None:
+    call: Any = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    turns: Any = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "so", "tool_calls": [call, {**call, "id": "d"}]},
+        {"role": "user", "content": "first"},
+        {"role": "tool", "tool_call_id": "c", "content": "one"},
+        {"role": "tool", "tool_call_id": "d", "content": "two\nthree"},
+        {"role": "user", "content": "last"},
+    ]
+    used = [{"type": "tool_use", "id": name, "name": "f", "input": {"x": 1}} for name in "cd"]
+    blocks: Any = [
+        {"type": "text", "text": "first"},
+        {"type": "tool_result", "tool_use_id": "c", "content": "one", "is_error": False},
+        {"type": "tool_result", "tool_use_id": "d", "content": [{"type": "text", "text": t} for t in ("two", "three")]},
+        {"type": "text", "text": "last"},
+    ]
+    given: Any = [
+        turns[0],
+        {"role": "assistant", "content": [{"type": "text", "text": "so"}, *used]},
+        {"role": "user", "content": blocks},
+    ]
+    found = http.post("/v1/messages", json={"model": "org/base", "max_tokens": 9, "messages": given})
+    text = found.raise_for_status().json()["content"][0]["text"]
+    assert text == expected(client, turns, max_tokens=9).choices[0].message.content
+
+
 def test_a_stream_has_the_named_events_in_their_order(http: httpx.Client) -> None:
     whole = http.post("/v1/messages", json=GOOD).json()
     response = http.post("/v1/messages", json={**GOOD, "stream": True})
