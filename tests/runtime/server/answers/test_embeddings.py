@@ -16,7 +16,8 @@ import pytest
 from runtime.config import ServerConfig
 from runtime.frontend.served_models import StoredModel
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer
-from tests.runtime.server.harness import Running, running
+from tests.runtime.cluster.whole import WholeEngine, inline
+from tests.runtime.server.harness import BASE, FINE, FakeSource, Running, running, serving
 
 ROUTE = "/v1/embeddings"
 IDS = [5, 7, 9, 30]
@@ -48,11 +49,16 @@ def test_states_are_pooled_over_all_tokens_or_taken_from_the_last(http: httpx.Cl
     assert embedded(http, [7] * 256) == [mean([7] * 256)]
 
 
-def test_a_cached_prefix_changes_nothing(http: httpx.Client) -> None:
-    ids = [9] * 100 + [11]
-    for _ in range(3):
-        http.post("/v1/completions", json={"model": "org/base", "prompt": ids, "max_tokens": 2}).raise_for_status()
-        assert embedded(http, ids) == [mean(ids)] and embedded(http, ids, pooling="last") == [[11.0, 100.0, 1.0]]
+def test_a_cached_prefix_changes_nothing(tokenizer: Tokenizer) -> None:
+    engine, ids = WholeEngine((BASE, FINE), 512, device="fake"), [9] * 100 + [11]
+    caching, source = inline(engine, sharing="cached"), FakeSource(tokenizer)
+    with caching as driver, serving(driver, source, ServerConfig()) as server, server.http() as http:
+        for _ in range(3):
+            http.post("/v1/completions", json={"model": "org/base", "prompt": ids, "max_tokens": 2})
+            assert embedded(http, ids) == [mean(ids)]
+            assert embedded(http, ids, pooling="last") == [[11.0, 100.0, 1.0]]
+        hits = [line for line in http.get("/metrics").text.splitlines() if line.startswith("vllm:prefix_cache_hits")]
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in hits) >= 5 * 96, hits
 
 
 def test_texts_lists_and_ids_are_taken_in_their_order(http: httpx.Client, tokenizer: Tokenizer) -> None:
