@@ -137,8 +137,14 @@ class Reader:
 
     def component_models(self, components: Collection[str]) -> dict[str, tuple[str, ...]]:
         """Return component digest -> names of the models with that component, sorted."""
-        query = select(t.ModelComponent.component, t.Model.name).join(t.Model, t.Model.id == t.ModelComponent.model)
-        return _grouped(self._where_in(query, t.ModelComponent.component, components))
+        query = select(t.ModelComponent.component, t.ModelComponent.model)
+        found: dict[str, set[int]] = defaultdict(set)
+        for component, model in self._where_in(query, t.ModelComponent.component, components):
+            found[component].add(model)
+        # Components of one chain are mostly in the same models: each set of them is named once.
+        names = {row.id: row.name for row in self._connection.execute(select(t.Model.id, t.Model.name))}
+        named = {each: tuple(sorted(names[model] for model in each)) for each in map(frozenset, found.values())}
+        return {component: named[frozenset(each)] for component, each in found.items()}
 
     def tensor_bytes(self) -> int:
         """Return the bytes of all distinct tensors that models reference."""
@@ -198,7 +204,7 @@ class Reader:
         """Run the query for any number of values, in chunks, and yield its rows."""
         rest = iter(values)
         while chunk := list(islice(rest, CHUNK)):
-            yield from self._connection.execute(query.where(column.in_(chunk)))
+            yield from self._connection.execute(query.where(column.in_(chunk))).all()
 
     def _placed(self, model: int) -> tuple[Placed, ...]:
         query = (
