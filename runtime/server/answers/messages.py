@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from runtime.frontend.assemble import Generation
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError
@@ -121,4 +123,7 @@ def reworded_refusal(status: int, document: bytes) -> bytes:
 
 
 def _event(name: str, fields: Document) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), dump({"type": name, **fields}))
+    document = {"type": name, **fields}
+    # A delta comes with every token, and has only texts and small numbers: the same bytes, in less time.
+    data = msgspec.json.encode(document) if name == "content_block_delta" else dump(document)
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)

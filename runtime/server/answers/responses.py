@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from runtime.frontend.apis.responses import ResponseBody
 from runtime.frontend.assemble import Generation
 from runtime.frontend.choice import TextPiece
@@ -14,6 +16,7 @@ from runtime.server.openai.responses import dump
 from runtime.types import FinishReason
 
 PREFIX = "resp_"
+_DELTAS = frozenset({"response.output_text.delta", "response.function_call_arguments.delta"})
 
 
 class ResponseWording:
@@ -185,4 +188,7 @@ def text_part(text: str) -> Document:
 
 
 def _named(document: Document) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (document["type"].encode(), dump(document))
+    name = document["type"]
+    # A delta comes with every token, and has only texts and small numbers: the same bytes, in less time.
+    data = msgspec.json.encode(document) if name in _DELTAS else dump(document)
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)

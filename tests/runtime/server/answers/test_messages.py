@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,9 @@ def test_a_model_without_tokenizer_has_no_messages() -> None:
 
 
 def test_an_engine_that_fails_is_an_error_in_answer_and_stream(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with running(tokenizer, fail_at=(4,)) as server, server.http() as http:
+    # Steps are slow, so that the stream has begun when one of them fails.
+    slow = running(tokenizer, fail_at=(8,), pace=lambda _: time.sleep(0.05))
+    with slow as server, server.http() as http:
         name, data = events_of(http.post("/v1/messages", json={**GOOD, "stream": True}).text)[-1]
         assert (name, data["type"], data["error"]["type"]) == ("error", "error", "api_error")
     with running(tokenizer, fail_at=(4,), queue=str(tmp_path / "queue")) as server, server.http() as http:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,7 +164,9 @@ def test_nothing_is_kept_without_a_queue(http: httpx.Client) -> None:
 
 
 def test_an_engine_that_fails_in_a_stream_is_an_event_of_it(tokenizer: Tokenizer) -> None:
-    with running(tokenizer, fail_at=(4,)) as server, server.http() as http:
+    # Steps are slow, so that the stream has begun when one of them fails.
+    slow = running(tokenizer, fail_at=(8,), pace=lambda _: time.sleep(0.05))
+    with slow as server, server.http() as http:
         text = http.post("/v1/responses", json={**GOOD, "max_output_tokens": 20, "stream": True}).text
     events = [block.split("\n") for block in text.split("\n\n") if block]
     name, data = events[-1]
