@@ -14,8 +14,6 @@ def without_lending(config: ClusterConfig) -> str | None:
         return "lending and speculation exclude each other: a predicted hop's K and V may be taken back"
     if config.dispatch != "placed":
         return "lending needs hops that the scheduler places (dispatch)"
-    if config.order.plan not in ("off", "fcfs"):
-        return f"lending and plan {config.order.plan} exclude each other: its forecasts know one device per sequence"
     return None
 
 
@@ -25,6 +23,4 @@ def without_roles(config: ClusterConfig) -> str | None:
         return "roles and speculation exclude each other: a predicted hop would decode where its prompt ran"
     if config.dispatch != "placed":
         return "roles need hops that the scheduler places (dispatch): agents offer them to any device"
-    if config.order.plan not in ("off", "fcfs"):
-        return f"roles and plan {config.order.plan} exclude each other: its forecasts know one device per sequence"
     return None

@@ -152,7 +152,7 @@ class Scheduler:
         known = (self.residency, moves, self.lending, self._order)
         self._admission = Admission(self._state, self._seating, chooser, *known)
         self._roles = RoleChanges(self._state, self._seating)
-        self._handoffs = Handoffs(self._state, self._seating, self.migrations)
+        self._handoffs = Handoffs(self._state, self._seating, self.migrations, self._order)
         onward = (self.migrations.at_rest, self._handoffs.begin, self._handoffs.send_ahead)
         self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, self.lending, *onward)
         parts = (self._state, self._seating, self._admission, self.migrations, self.lending, self._updates, self.offers)
@@ -254,6 +254,8 @@ class Scheduler:
             self._rows.feed(now)
         if self._handoffs.waiting and self._handoffs.due:
             self._handoffs.look(now)
+            if self._order is not None:
+                self._order.end_handoffs(self._handoffs.look, now)
             self._issue(now)
         if state.changed:
             state.changed = False

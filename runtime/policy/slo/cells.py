@@ -3,7 +3,7 @@
 Each cell has one virtual queue (QL-04), and a request runs within the cell that it is assigned to. Cells are as small
 as the placement of blocks allows: a device that holds whole chains is one of its own; where a chain is cut over
 devices, each copy of it joins the devices that it is on. A device is in exactly one cell, and every chain that is
-placed fits in one. Pure.
+placed fits in one. Where prompts and decoding are apart (TI-04), a cell has devices for both. Pure.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ class ServingCell(NamedTuple):
     devices: frozenset[str]
 
 
-def cells_of(devices: Sequence[str], chains: Iterable[Sequence[Sequence[str]]]) -> tuple[ServingCell, ...]:
+def cells_of(
+    devices: Sequence[str], chains: Iterable[Sequence[Sequence[str]]], apart: bool = False
+) -> tuple[ServingCell, ...]:
     """Return the cells in the order of their first devices.
 
-    `chains`: for each chain and each block of it the devices that hold it, in the order in which copies were placed.
+    Args:
+        chains: For each chain and each block of it the devices that hold it, in the order in which copies were placed.
+        apart: Whether a sequence may be handed off from any device that has its chain to any other one.
     """
     joined = {name: name for name in devices}
     for blocks in chains:
+        if apart:
+            _join(joined, [name for holders in blocks for name in holders])
+            continue
         if not blocks or set.intersection(*(set(holders) for holders in blocks)):
             continue  # one device runs all of it
         copies = min(len(holders) for holders in blocks)

@@ -9,8 +9,9 @@ ns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 #: Within so many mean times an end without memory comes in nine of ten cases, -ln(0.1), and in 95 %, -ln(0.05).
 _SURE, _SURELY = 2.3, 3.0
@@ -51,6 +52,7 @@ class Occupant:
         held: Pages that it holds by device; every device of its path is named.
         may_yield: Whether it may give way: it is behind the urgent one in the order, and has run for a while since its
             latest start.
+        lent: Pages that it holds on devices that are not on its path, where it takes no place.
     """
 
     seq: str
@@ -62,6 +64,12 @@ class Occupant:
     lost: int
     held: Mapping[str, int]
     may_yield: bool = True
+    lent: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def pages(self) -> Iterable[tuple[str, int]]:
+        """Its pages by device."""
+        return chain(self.held.items(), self.lent.items())
 
 
 def victims(urgent: Urgent, running: Sequence[Occupant], now: int) -> tuple[str, ...]:
@@ -133,11 +141,11 @@ def _enough(urgent: Urgent, some: Sequence[Occupant]) -> list[Occupant]:
     for each in some:
         if not places and all(count <= 0 for count in pages.values()):
             break
-        if not any(name in places or (pages.get(name, 0) > 0 and each.held[name]) for name in each.held):
+        if places.isdisjoint(each.held) and not any(pages.get(name, 0) > 0 and count for name, count in each.pages):
             continue
         taken.append(each)
-        for name, held in each.held.items():
-            places.discard(name)
+        places.difference_update(each.held)
+        for name, count in each.pages:
             if name in pages:
-                pages[name] -= held
+                pages[name] -= count
     return taken if not places and all(count <= 0 for count in pages.values()) else []

@@ -155,11 +155,10 @@ class Admission:
         )
 
     def _within(self, sequence: ScheduledSequence) -> frozenset[str] | None:
-        """Return the devices that a waiting sequence may run on: its cell, or those for prompts; None for all."""
-        cells = self._state.cells
-        if cells is not None and (cell := cells.devices_of(sequence)) is not None:
-            return cell
-        return self._state.router.within(sequence.chain, "prompts")
+        """Return the devices that a waiting sequence may run on: those for prompts, of its cell; None for all."""
+        cells, prompts = self._state.cells, self._state.router.within(sequence.chain, "prompts")
+        cell = None if cells is None else cells.devices_of(sequence)
+        return prompts if cell is None else cell if prompts is None else cell & prompts
 
     def turn_away(self, now: int) -> None:
         """End all waiting sequences of chains that the cluster cannot hold."""

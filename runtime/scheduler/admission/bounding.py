@@ -24,6 +24,9 @@ class Bounding(Protocol):
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room on the route that it would take."""
 
+    def block_handoff(self, sequence: ScheduledSequence, route: Route) -> None:
+        """Record a sequence with a computed context that finds no room on the route where it is to decode."""
+
     def backfill(self, route_of: RouteOf, enters: Enters, now: int) -> None:
         """Let waiting sequences run before the first one that found no room in this pass.
 

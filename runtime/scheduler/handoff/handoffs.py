@@ -3,7 +3,8 @@
     chunk computed -> send_ahead, with the grain `chunk`: full pages go while the next chunk is computed
     first token emitted -> begin: the sequence rests, with its pages -> look: a path that decodes, room there
         -> Migrations.hand_off: pages taken there, K and V copied -> committed: it decodes on that path
-        -> no room: it waits, first come first served; what comes later does not pass it on the way to the same devices
+        -> no room: it waits, first come first served, or by deadline (`--plan edf|qlm`); what comes later in that order
+           does not pass it on the way to the same devices
 
 Contract:
 - What lacks room is in `ClusterState.awaited`, so that sequences that begin there do not take what becomes free.
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 
 from runtime.kv.pages import groups_for
+from runtime.scheduler.admission.bounding import Bounding
 from runtime.scheduler.admission.page_reserve import PageReserve
 from runtime.scheduler.handoff.decode_paths import DecodePaths
 from runtime.scheduler.handoff.load_reports import LoadReports
@@ -37,12 +39,16 @@ from runtime.scheduler.state import ClusterState
 class Handoffs:
     """Sequences with a computed context, in the order in which they came, until they decode.
 
+    `order`: is told what finds no room.
+
     Attributes:
         waiting: Those that wait or are on their way, by name.
     """
 
-    def __init__(self, state: ClusterState, seating: SequenceLifecycle, migrations: Migrations) -> None:
-        self._state = state
+    def __init__(
+        self, state: ClusterState, seating: SequenceLifecycle, migrations: Migrations, order: Bounding | None = None
+    ) -> None:
+        self._state, self._order = state, order
         self._seating = seating
         self._migrations = migrations
         self._reserve, self._reports = PageReserve(state, migrations.moves), LoadReports(state, migrations.moves)
@@ -93,10 +99,12 @@ class Handoffs:
             self._state.awaited = frozenset()
 
     def look(self, now: int) -> None:
-        """Hand off all that can go now, in order."""
+        """Hand off all that can go now: in the order in which they came, or by deadline where that orders."""
         self._fresh = False
-        full: set[str] = set()
-        for sequence in tuple(self.waiting.values()):
+        full, ones = set[str](), list(self.waiting.values())
+        if self._state.order is not None:
+            ones.sort(key=self._state.waiting.rank)
+        for sequence in ones:
             if not sequence.waits.move:
                 self._send(sequence, full, now)
         self._state.awaited = frozenset(full)
@@ -113,6 +121,11 @@ class Handoffs:
             self._stay(sequence, found, now)
         elif found is not None:
             self._start(sequence, found, now)
+        elif self._order is not None:
+            chain, router = sequence.chain, self._state.router
+            route = router.least_loaded(chain, self._loads(), sequence.longest, router.within(chain, "decodes"))
+            if route is not None and not router.lacking(route):
+                self._order.block_handoff(sequence, route)
 
     def _find(self, sequence: ScheduledSequence, full: set[str], tokens: int, now: int) -> Route | str | None:
         """Return where a sequence is to decode; None if there is no room now; in words, why it is to stay where it is.

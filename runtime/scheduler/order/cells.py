@@ -67,7 +67,7 @@ class CellAssignment:
             [[name for name in where.get(use.block, ()) if name in living] for use in chain.uses]
             for chain in self._chains.values()
         ]
-        found = cells_of(names, [blocks for blocks in holders if all(blocks)])
+        found = cells_of(names, [blocks for blocks in holders if all(blocks)], self._devices.roles.apart)
         self._cells = {cell.name: cell for cell in found}
         self._forecasts.queues.cells = tuple(self._cells)
         for group in self._forecasts.groups.all():

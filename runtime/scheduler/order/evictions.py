@@ -13,9 +13,9 @@ other. What is chosen is `policy.slo.eviction`'s.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
-from runtime.kv.pages import groups_for
 from runtime.policy.slo.eviction import Occupant, Urgent, leave_for_load, victims
 from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.residency.waiters import Closing, InTheWay
@@ -38,7 +38,10 @@ class Evictions:
         self._leaving: tuple[str, ...] = ()
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
-        """Record a waiting sequence that finds no room on its route. The first of a pass is the most urgent."""
+        """Record a waiting sequence that finds no room on its route. The first of a pass is the most urgent.
+
+        It may have its context already, and wait for room where it is to decode.
+        """
         if self._blocked is None:
             self._order.forecasts.limit(sequence)
             self._blocked = (sequence, route)
@@ -87,7 +90,9 @@ class Evictions:
         here = [
             each
             for each in self._state.running.values()
-            if not needed.isdisjoint(each.place.devices) and not each.waits.doomed and each.waits.paused is None
+            if not (needed.isdisjoint(each.place.devices) and needed.isdisjoint(each.lenders))
+            and not each.waits.doomed
+            and each.waits.paused is None
         ]
         if not any(self._may_yield(each, sequence, now) for each in here):
             return []  # `victims` would find none, too, at far more cost
@@ -105,19 +110,14 @@ class Evictions:
             return []
         if self._state.config.order.excludes:  # the head of the queue has changed
             return running if all(self._may_yield(each, sequence, now) for each in running) else []
-        urgent = Urgent(
-            sequence.rank.order,
-            self._order.shortest(sequence),
-            self._order.service(sequence),
-            self._order.longest(sequence),
-        )
+        urgent = Urgent(sequence.rank.order, *self._times(sequence))
         found = leave_for_load(urgent, [self._occupant(each, sequence, now) for each in running], way.load, now)
         return [self._state.running[seq] for seq in found]
 
     def _urgent(self, sequence: ScheduledSequence, route: Route) -> Urgent:
         devices, config = self._state.devices, self._state.config
         full = (name for name in route.devices if devices[name].passing.expected >= config.max_num_seqs)
-        groups = groups_for(sequence.chain.spec, sequence.tokens)
+        groups = self._state.limits.first_groups(sequence.chain.spec, sequence.tokens, route.weights)
         missing = {
             name: groups * pages
             + (int(devices[name].pages.capacity * config.watermark) if devices[name].passing.count else 0)
@@ -125,18 +125,18 @@ class Evictions:
             - devices[name].pages.idle
             for name, pages in route.weights
         }
-        return Urgent(
-            sequence.rank.order,
-            self._order.shortest(sequence),
-            self._order.service(sequence),
-            self._order.longest(sequence),
-            frozenset(full),
-            missing,
-        )
+        return Urgent(sequence.rank.order, *self._times(sequence), frozenset(full), missing)
+
+    def _times(self, sequence: ScheduledSequence) -> tuple[int, int, int]:
+        """Return a time in which a sequence may be done, the expected one, and an upper bound."""
+        order = self._order
+        if sequence.path:
+            return order.soonest(sequence), order.rest(sequence), order.ends(sequence)
+        return order.shortest(sequence), order.service(sequence), order.longest(sequence)
 
     def _occupant(self, each: ScheduledSequence, urgent: ScheduledSequence, now: int) -> Occupant:
         request = each.request
-        weights = dict(each.place.weights)
+        held, lent = _pages(each)
         due = self._order.due_of(each)
         return Occupant(
             each.seq,
@@ -146,10 +146,22 @@ class Evictions:
             self._order.ends(each),
             self._order.service(each),
             each.computed,
-            {name: weights.get(name, 0) * each.pages.groups for name in each.place.devices},
+            held,
             self._may_yield(each, urgent, now),
+            lent,
         )
 
     def _may_yield(self, each: ScheduledSequence, urgent: ScheduledSequence, now: int) -> bool:
         """Return whether a running sequence is behind the urgent one, and has run for a while since its start."""
         return self._order.rank(each) > self._order.rank(urgent) and self._order.settled(each, now)
+
+
+def _pages(sequence: ScheduledSequence) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the pages of a running sequence on each device of its path, and on others that hold some for it."""
+    path, weights = sequence.place.devices, dict(sequence.place.weights)
+    if not sequence.lenders:
+        return {name: weights.get(name, 0) * sequence.pages.groups for name in path}, {}
+    pages = Counter(dict.fromkeys(path, 0))
+    for extent in sequence.pages.holding.extents():
+        pages[extent.device.name] += extent.size
+    return {name: pages.pop(name) for name in path}, dict(pages)

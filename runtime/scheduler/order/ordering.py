@@ -41,7 +41,8 @@ from runtime.scheduler.state import ClusterState
 
 def deadline_order(config: ClusterConfig, times: MeasuredTimes) -> DeadlineOrder | None:
     """Return the order by deadline, None where sequences run by arrival."""
-    places = config.max_num_seqs * (1 if config.order.by_cell else config.devices)
+    decoding = sum(role != "prefill" for _, role in config.roles) if config.roles else config.devices
+    places = config.max_num_seqs * (decoding if config.roles or not config.order.by_cell else 1)
     return DeadlineOrder(config.order, places, times.record_request) if config.order.by_deadline else None
 
 
@@ -103,6 +104,11 @@ class OrderParts:
         if self._backfill is not None:
             self._backfill.block(sequence, route)
 
+    def block_handoff(self, sequence: ScheduledSequence, route: Route) -> None:
+        """Record a sequence with a computed context that finds no room on the route where it is to decode."""
+        if self._evictions is not None:
+            self._evictions.block(sequence, route)
+
     def backfill(self, route_of: RouteOf, enters: Enters, now: int) -> None:
         """Let waiting sequences run before the first one that found no room in this pass."""
         if self._backfill is not None:
@@ -135,6 +141,12 @@ class OrderParts:
             self._caps.review(now)
         if self._background is not None:
             self._background.review(now)
+
+    def end_handoffs(self, look: Callable[[int], None], now: int) -> None:
+        """Make room where a sequence that was not handed off is to decode, and hand off again."""
+        if self._evictions is not None and self._evictions.review(now):
+            look(now)
+            self._evictions.forget_blocked()
 
     def end_admission(self, admit: Callable[[int], None], now: int) -> None:
         """Make room for what was not admitted, and admit again."""

@@ -49,10 +49,12 @@ class Anything(Changing):
     seed: int = 0
     #: Host memory: 0 for none, 1 for little, 2 for enough; None: drawn.
     host: int | None = None
-    #: Whether devices have roles; then no hop is predicted or offered, and nothing is ordered by deadline.
+    #: Whether devices have roles; then no hop is predicted or offered.
     apart: bool = False
-    #: Whether devices lend pages; then no hop is predicted or offered, and nothing is ordered by deadline.
+    #: Whether devices lend pages; then no hop is predicted or offered.
     lends: bool = False
+    #: Whether sequences with roles or loans may be ordered by deadline.
+    ordered: bool = False
     mode: LendingMode = "planned"
 
     def __post_init__(self) -> None:
@@ -77,6 +79,8 @@ class Anything(Changing):
         self.config = replace(
             self.config, prefill_order=prompts.choice(("off", "off", "fcfs", "sjf", "ljf")), prefill_window=2
         )
+        if (self.apart or self.lends) and not self.ordered and self.config.order.by_deadline:
+            self.config = replace(self.config, order=OrderConfig())
         if self.apart:
             self.config = _with_roles(self.config, random.Random(f"{self.seed} roles"))
         if self.lends:
@@ -201,20 +205,18 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     names: list[RoleName] = ["prefill", "decode"]
     names += [rng.choice(("prefill", "decode", "both")) for _ in range(config.devices - 2)]
     rng.shuffle(names)
-    order = config.order if config.order.plan == "fcfs" else OrderConfig()
     roles = tuple((f"d{at}", name) for at, name in enumerate(names))
     decode = DecodeConfig(grain=rng.choice(("request", "chunk")), local_prefill=rng.choice((0, 4, 30)))
-    return replace(config, roles=roles, order=order, dispatch="placed", speculation=SpeculationConfig(), decode=decode)
+    return replace(config, roles=roles, dispatch="placed", speculation=SpeculationConfig(), decode=decode)
 
 
 def _with_loans(config: ClusterConfig, rng: random.Random, mode: LendingMode) -> ClusterConfig:
-    order = config.order if config.order.plan == "fcfs" else OrderConfig()
     lending = LendingConfig(
         mode, rng.choice((0.3, 0.9, 1.0)), rng.choice((0.02, 1.0)), recall=rng.choice((0.0, 0.25, 1.0)),
         reclaim=rng.random() < 0.5, circle_pages=rng.choice((0, 2)), beat_ms=10, gone_ms=100,
         managers=rng.choice((1, 3)),
     )  # fmt: skip
-    return replace(config, order=order, dispatch="placed", speculation=SpeculationConfig(), lending=lending)
+    return replace(config, dispatch="placed", speculation=SpeculationConfig(), lending=lending)
 
 
 def _serve(model: IntegerModel) -> ServeModel:
