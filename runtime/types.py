@@ -128,7 +128,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     Positions count from the model's first virtual token; `tokens` holds an unused 0 for each virtual position.
 
     Fields:
-        new_pages: Page sets allocated for this step, each of `kv_layers` page ids in layer order; they are appended to
+        new_pages: Page sets that are new to the engine, each of `kv_layers` page ids in layer order, or empty where
+            another device has it (`StepPlan.place_changes`); they are appended to
             the sequence's page table.
         sample: Sample a token from the last position's logits; false inside a chunked prompt.
         generated: Tokens produced so far, used as the counter of the random draw.

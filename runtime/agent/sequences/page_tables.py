@@ -187,7 +187,7 @@ class SequencePageTables:
 
         Returns False, and changes nothing, if that is not possible.
         """
-        if key in self._writing or key not in self.told:
+        if key in self._writing:
             return False
         try:
             self.book.send_away(key, first, last)
@@ -201,7 +201,7 @@ class SequencePageTables:
 
         `loan`: of which these are the last page sets. Returns False, and changes nothing, if that is not possible.
         """
-        if key in self._writing or key not in self.told:
+        if key in self._writing:
             return False
         groups = self.book.groups_of(other)
         try:
@@ -213,8 +213,12 @@ class SequencePageTables:
         return True
 
     def take_place_changes(self) -> tuple[PlaceChange, ...]:
-        """Return what the engine has to learn of pages on other devices; each is returned once."""
-        changes, self.place_changes = tuple(self.place_changes), []
+        """Return what the engine has to learn of pages on other devices; each is returned once.
+
+        Changes of a table that it has not received, as after a migration, wait until it does.
+        """
+        changes = tuple(each for each in self.place_changes if each.seq in self.told)
+        self.place_changes = [each for each in self.place_changes if each.seq not in self.told]
         return changes
 
     def release(self, key: str) -> None:
@@ -264,3 +268,5 @@ class SequencePageTables:
         del self._specs[key]
         if self.told.pop(key, None) is not None:
             self.released.append(key)
+        elif self.place_changes:
+            self.place_changes = [each for each in self.place_changes if each.seq != key]

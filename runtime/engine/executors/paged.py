@@ -33,16 +33,16 @@ def eager(batches: Mapping[str, ModelBatch], units: ComponentPool, pool: PagePoo
 
 
 def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
-    """Close the sequences that the plan releases, record what other devices hold, and open those that it opens."""
+    """Close the sequences that the plan releases, open those that it opens, and record what other devices hold."""
     for seq in plan.released:
         for model in models.values():
             if seq in model.sequences:
                 model.close(seq)
+    for opened in plan.opened:
+        models[opened.request.model].open(opened.request, opened.output)
     for one in plan.place_changes:
         for model in models.values():
             model.change_place(one)
-    for opened in plan.opened:
-        models[opened.request.model].open(opened.request, opened.output)
 
 
 def rows_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from runtime.chains import Array, Stage
@@ -33,15 +33,21 @@ class HeldTable:
     computed: int = 0
 
 
-def verify_row(row: Row, held: HeldTable, last: bool) -> None:
-    """Raise PlanViolation unless a row fits its table. `last`: whether its stage has the head."""
+def verify_row(row: Row, held: HeldTable, last: bool, away: Collection[int]) -> None:
+    """Raise PlanViolation unless a row fits its table.
+
+    `last`: whether its stage has the head. `away`: tokens of which other devices have K and V.
+    """
     spec, end = held.spec, row.start + len(row.tokens)
     groups = len(held.groups) + len(row.new_pages)
     prompt = spec.virtual_tokens + len(held.opened.request.prompt)
     require(row.model == held.stage.id, f"{row.seq} belongs to {held.stage.id}, not {row.model}")
     require(bool(row.tokens), f"{row.seq}: no tokens to run")
     require(
-        all(len(group) == spec.kv_layers for group in row.new_pages),
+        all(
+            len(group) == (0 if at * spec.page_tokens in away else spec.kv_layers)
+            for at, group in enumerate(row.new_pages, len(held.groups))
+        ),
         f"{row.seq}: a group is not one page per layer",
     )
     require(not spec.kv_layers or groups * spec.page_tokens >= end, f"{row.seq}: {groups} groups for {end} tokens")

@@ -197,9 +197,9 @@ class IntegerEngine:
     def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int:
         """Release, open and check the plan; return the nanoseconds that the step takes. Raises as `run`."""
         self._release(plan.released)
+        self._open(plan.opened)
         for one in plan.place_changes:
             self._change_place(one)
-        self._open(plan.opened)
         if plan.step in self._fail_at:
             self._failed.update([row.seq for row in plan.rows], [one.request.seq for one in plan.opened], plan.released)
             raise FakeFault(f"step {plan.step} was to fail")
@@ -239,7 +239,9 @@ class IntegerEngine:
 
     def _change_place(self, one: PlaceChange) -> None:
         held = self._held.get(one.seq)
-        if held is None:  # it has been closed since
+        if held is not None:  # else it has been closed since
+            self._loans.change_place(one)
+        if held is None or not held.groups:  # they come with its row
             return
         width = held.spec.page_tokens
         first = one.first // width
@@ -253,7 +255,6 @@ class IntegerEngine:
         for page in (page for group in groups for page in group):
             self._tables.setdefault(page, set()).add(one.seq)
         held.groups[first:last] = groups
-        self._loans.change_place(one)
 
     def _open(self, opened: Iterable[Opened]) -> None:
         for one in opened:
@@ -282,7 +283,7 @@ class IntegerEngine:
                 new[page].add(row.seq)
         for row in rows:
             held = self._held[row.seq]
-            verify_row(row, held, self._is_last(held.stage))
+            verify_row(row, held, self._is_last(held.stage), self._loans.away(row.seq))
             require(self._follows(row, held), f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
             verify_input(row, held, self._parts(held.stage), inputs.get(row.seq))
             for page in self._writes(row, held):
@@ -298,9 +299,8 @@ class IntegerEngine:
             return True
         if row.start <= held.computed or not held.spec.kv_layers:
             return row.start == held.computed or not held.spec.kv_layers
-        return all(
-            page in self._brought for group in held.groups[held.computed // held.spec.page_tokens :] for page in group
-        )
+        first = held.computed // held.spec.page_tokens
+        return all(page in self._brought for group in held.groups[first:] for page in group)
 
     # -- running a step ------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,10 @@ class IntegerLoans:
     def change_place(self, one: PlaceChange) -> None:
         self._away[one.seq] = with_change(self._away.get(one.seq, ()), one)
 
+    def away(self, seq: str) -> set[int]:
+        """Return the tokens of a sequence that are away."""
+        return {token for one in self._away.get(seq, ()) for token in range(one.first, one.last)}
+
     def forget_sequence(self, seq: str) -> None:
         self._away.pop(seq, None)
 

@@ -71,14 +71,12 @@ class PageTables:
         self._free.append(slot)
 
     def append(self, sequence: Held, groups: Sequence[Sequence[int]]) -> None:
-        """Append page groups, each one page id per layer, to a sequence's table."""
-        end = sequence.groups + len(groups)
+        """Append page groups, each one page id per layer, to a sequence's table; empty ones are on another device."""
+        first, end = sequence.groups, sequence.groups + len(groups)
         while end > self.data.shape[2]:
             self.data = torch.cat((self.data, torch.full_like(self.data, self.padding)), dim=2)
-        pages = put([page for group in groups for page in group], self.data.device)
-        self.data[sequence.slot, :, sequence.groups : end] = pages.view(len(groups), self.data.shape[1]).t()
         sequence.groups = end
-        self.version += 1
+        self.replace(sequence, first, groups)
 
     def replace(self, sequence: Held, first: int, groups: Sequence[Sequence[int]]) -> None:
         """Replace page groups of a sequence, from number `first` on; empty ones are on another device."""
@@ -190,7 +188,8 @@ class LoadedModel:
         if held is not None:
             held.away = with_change(held.away, one)
             groups = one.groups if isinstance(one, CameBack) else ((),) * ((one.last - one.first) // width)
-            self.tables.replace(held, one.first // width, groups)
+            if one.first // width < held.groups:  # those of a new sequence come with its row
+                self.tables.replace(held, one.first // width, groups)
 
     def close(self, seq: str) -> None:
         """Drop a sequence and free its slot."""

@@ -109,3 +109,13 @@ def test_none_leaves_for_a_load_if_that_does_not_help() -> None:
     assert leave_for_load(URGENT, [occupant("a")], 61, now=0) == (), "it is late anyway"
     assert leave_for_load(URGENT, [occupant("a", ends=30)], 30, now=0) == (), "it can wait"
     assert leave_for_load(URGENT, [occupant("a", ends=30), occupant("b", ends=31)], 30, now=0) == ("a", "b")
+
+
+def test_lent_pages_count_and_take_no_place() -> None:
+    debtor = occupant("a", held={"e": 10}, lent={"d": 10})
+    assert victims(URGENT, [debtor], now=0) == (), "it runs elsewhere"
+    pages = replace(URGENT, places=frozenset(), pages={"d": 10})
+    assert victims(pages, [debtor], now=0) == ("a",)
+    assert victims(replace(pages, pages={"d": 11}), [debtor], now=0) == ()
+    both = replace(URGENT, pages={"e": 10})
+    assert victims(both, [debtor], now=0) == (), "its pages on e are no place on d"

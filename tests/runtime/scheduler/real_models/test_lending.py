@@ -5,6 +5,7 @@ They are two families, an adapter and a stitched chain; prompts come in chunks o
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.chains import Array
 from runtime.config import ClusterConfig, Placement
 from runtime.engine.executors.stage import StagedEngine
@@ -85,6 +87,27 @@ def test_answers_over_pages_that_come_back_are_those_of_one_device(
     assert told(ask(cluster)) == alone
     counters = cluster.scheduler.state().counters
     assert counters.loan_recalls > 3 and counters.failed_steps == 0
+
+
+def test_a_sequence_that_has_been_moved_lends_before_its_first_row(
+    family: Bench,  # noqa: F811
+    alone: dict[str, list[tuple[Any, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its engine learns of its pages, and of those that are away, in one step."""
+    early, send_away = Counter[bool](), SequencePageTables.send_away
+
+    def counted(tables: SequencePageTables, key: str, *rest: Any) -> bool:
+        new, done = key not in tables.told, send_away(tables, key, *rest)
+        early[new and done] += 1
+        return done
+
+    monkeypatch.setattr(SequencePageTables, "send_away", counted)
+    cluster, rng = cluster_of(family, 3, pages=60, config=config_of(3)), random.Random(2)
+    for at in range(4, 800):
+        cluster.at(at * MS // 8, lambda: cluster.migrate_some(rng) and None)
+    assert told(ask(cluster)) == alone
+    assert early[True] > 0 and cluster.scheduler.state().counters.failed_steps == 0, early
 
 
 def test_without_kernels_answers_are_the_same(family: Bench, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
