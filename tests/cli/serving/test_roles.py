@@ -34,7 +34,6 @@ def test_each_agent_gets_its_role_and_models_stay_loaded() -> None:
         ("prefill,decode", {"executor": "dense"}, "the dense executor runs whole chains"),
         ("prefill,decode", {"speculation": "exact"}, "roles and speculation exclude each other"),
         ("prefill,decode", {"dispatch": "broadcast"}, "roles need hops that the scheduler places"),
-        ("prefill,decode", {"plan": "edf"}, "roles and plan edf exclude each other"),
     ],
 )
 def test_what_cannot_be_is_refused(roles: str, given: dict[str, Any], why: str) -> None:

@@ -37,7 +37,7 @@ def cluster(
     return VirtualCluster(
         models, devices=config.devices, pages=pages, config=config, latency=MS // 100,
         costs=lambda plan: MS + int(token * MS) * max(0, plan.tokens - 8),
-        limits=() if roles else (4000, 4000),
+        limits=(4000,) * config.devices if X in models else (),
     )  # fmt: skip
 
 
@@ -70,6 +70,17 @@ def test_devices_for_prompts_and_devices_that_decode_are_one_cell() -> None:
     assert [set(cell.devices) for cell in made.scheduler._state.cells.cells] == [{"d0", "d1", "d2"}]
     assert made.scheduler.order is not None
     assert made.scheduler.order.forecasts.places("d0") == 4, "two on each device that decodes"
+
+
+def test_prompts_stay_on_devices_for_prompts_where_there_are_several_cells() -> None:
+    made = cluster("prefill", "decode", "prefill", "decode", models=(M, X))
+    for number in range(12):
+        ask(made, f"s{number}", 20, number * MS, 900 + number, model="mx"[number % 2])
+    ends(made)
+    assert made.scheduler._state.cells is not None
+    assert len(made.scheduler._state.cells.cells) == 2
+    began = [event for event in made.trace.named("phase") if event.extra["phase"] == "prefill"]
+    assert len(began) == 12 and {name for event in began for name in event.extra["at"]} == {"d0", "d2"}
 
 
 @pytest.mark.parametrize(("plan", "first"), [("off", "a"), ("edf", "b"), ("qlm", "b")])
