@@ -2,15 +2,15 @@
 
     python -m benchmarks.queue.head_of_line STORE MODEL… [--batch 300] [--interactive 12] [--places 16] [--prompt 64]
         [--tokens 160,240] [--answer 24] [--factor 3] [--within SECONDS] [--slo SECONDS] [--side fcfs]… [--rounds 1]
-        [--output FILE]
+        [--roles prefill,decode] [--lending planned] [--output FILE]
 
 A batch of requests without a deadline is queued at once. The interactive ones come one after another while it runs,
 spread over `--within` seconds (default: the first two thirds of its time under the first side); each has an SLO of
 `--factor` times its mean time alone, the least that was measured before (or `--slo`, to repeat one side under the same
 conditions). A side is an order (`zoo serve --plan`) with a driver of its own on the real engine; `qlm-stay` is `qlm`
-without eviction, `qlm-whole` is `qlm` with all rows in every step. Sides take turns in each round, and each round
-begins with another one: where the machine's speed changes, several rounds of small batches compare throughput better
-than one of a large batch.
+without eviction, `qlm-whole` is `qlm` with all rows in every step. With `--roles` a driver has an agent for each, with
+`--lending` alone two. Sides take turns in each round, and each round begins with another one: where the machine's speed
+changes, several rounds of small batches compare throughput better than one of a large batch.
 
 - `met`: share of the interactive requests that ended within their SLO.
 - `tokens_per_second`: of batch and interactive requests together, until the last one ended.
@@ -98,8 +98,12 @@ def make_load(models: Sequence[str], args: argparse.Namespace, turn: int = 0) ->
 class OpenLine:
     """A driver with one order."""
 
-    def __init__(self, zoo: Zoo, models: Sequence[str], side: str, places: int) -> None:
-        options = replace(ServeOptions(max_num_seqs=places, kv_cache_memory_bytes=1 << 30), **SIDES[side])
+    def __init__(self, zoo: Zoo, models: Sequence[str], side: str, args: argparse.Namespace) -> None:
+        agents = len(args.roles.split(",")) if args.roles else 2 if args.lending != "off" else 1
+        options = ServeOptions(
+            max_num_seqs=args.places, kv_cache_memory_bytes=args.kv_mib << 20, agents=agents, roles=args.roles,
+            lending=args.lending, **SIDES[side],
+        )  # fmt: skip
         self._driver = start_driver(zoo, options, choose(zoo, models))
         self._alone = 0
 
@@ -168,7 +172,7 @@ def measure(zoo: Zoo, models: Sequence[str], sides: Sequence[str], args: argpars
     slo, within = args.slo or 0.0, args.within or 0.0
     document: dict[str, Any] = {"sides": {side: [] for side in sides}}
     with ExitStack() as stack:
-        lines = {side: stack.enter_context(closing(OpenLine(zoo, models, side, args.places))) for side in sides}
+        lines = {side: stack.enter_context(closing(OpenLine(zoo, models, side, args))) for side in sides}
         slo = slo or args.factor * settled_alone(list(lines.values()), make_load(models, args, args.rounds))
         for number in range(args.rounds):
             load, first = make_load(models, args, number), None
@@ -218,6 +222,9 @@ def main() -> None:
     parser.add_argument("--interactive", type=int, default=12)
     parser.add_argument("--places", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--roles", help="of agents: prefill,decode")
+    parser.add_argument("--lending", default="off", choices=("off", "planned", "negotiated"))
+    parser.add_argument("--kv-mib", type=int, default=1024, help="MiB for K and V of each agent")
     parser.add_argument("--tokens", type=lambda text: tuple(map(int, text.split(","))), default=(160, 240))
     parser.add_argument("--answer", type=int, default=24)
     parser.add_argument("--factor", type=float, default=3.0)

@@ -130,7 +130,7 @@ def _shape(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Apply biases, masks and penalties to the rows that have any; return the input itself if none has."""
     out = logits
     for row, draw in enumerate(draws):
-        if not _is_shaped(draw):
+        if not is_shaped(draw):
             continue
         if out is logits:
             out = logits.clone()
@@ -149,12 +149,8 @@ def penalises(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
 
 
-def reshapes(draw: Draw) -> bool:
-    """Return whether a row's logits are changed before its token is chosen."""
-    return bool(draw.params.grammar) or _is_shaped(draw)
-
-
-def _is_shaped(draw: Draw) -> bool:
+def is_shaped(draw: Draw) -> bool:
+    """Return whether a row's biases, minimum length or penalties change its logits."""
     params = draw.params
     return bool(params.logit_bias) or draw.generated < params.min_tokens or penalises(params)
 

@@ -7,9 +7,12 @@ step: adapters on table or head, learned positions, soft caps, rows that are not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runtime.engine.kernels.bindings import Kernels
@@ -18,7 +21,7 @@ from runtime.engine.layers.matmul import Product
 from runtime.engine.layers.operations import NativeNorm
 from runtime.engine.models.components import SharedComponent
 from runtime.engine.sampling.row_request import draw_of
-from runtime.engine.sampling.sampler import reshapes
+from runtime.engine.sampling.sampler import is_shaped
 from runtime.engine.step.batch import ModelBatch
 from surgery.modules.components import Embedding, LmHead
 from surgery.modules.plain import EmbeddingTable
@@ -45,10 +48,16 @@ class PlainHead:
     def __init__(self, kernels: Kernels, norm: NativeNorm, product: Product) -> None:
         self._kernels, self._weight, self._eps, self._product = kernels, norm.stock.weight, norm.eps, product
 
-    def largest(self, hidden: Tensor) -> list[int]:
-        """Return each row's token with the highest logit, the first one of equals."""
-        logits = self._product.multiply(self._kernels.norm(hidden, self._weight, self._eps))
-        tokens: list[int] = self._kernels.argmax(logits[0]).tolist()
+    def largest(self, hidden: Tensor, blocked: Mapping[int, NDArray[np.bool_]]) -> list[int]:
+        """Return each row's token with the highest logit, the first one of equals.
+
+        `blocked`: by row, the tokens that its grammar forbids; also those behind the end.
+        """
+        logits = self._product.multiply(self._kernels.norm(hidden, self._weight, self._eps))[0]
+        for row, mask in blocked.items():
+            logits[row, : len(mask)].masked_fill_(torch.from_numpy(mask), -math.inf)
+            logits[row, len(mask) :].fill_(-math.inf)
+        tokens: list[int] = self._kernels.argmax(logits).tolist()
         return tokens
 
 
@@ -64,11 +73,14 @@ def plain_head(head: SharedComponent | None, kernels: Kernels | None) -> PlainHe
 
 
 def is_greedy(batches: Iterable[ModelBatch]) -> bool:
-    """Return whether the highest logit is the token of every row, now and in later steps, and nothing else is asked."""
+    """Return whether the highest logit that its grammar allows, if it has one, is the token of every row.
+
+    That is so in later steps, too, and nothing else is asked for.
+    """
     for batch in batches:
         for row in batch.rows:
             draw = draw_of(batch.model, row)
-            if not draw.params.greedy or draw.params.logprobs is not None or reshapes(draw):
+            if not draw.params.greedy or draw.params.logprobs is not None or is_shaped(draw):
                 return False
     return True
 

@@ -20,7 +20,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.chains import Array, Stacked
@@ -234,7 +236,8 @@ class _Course:
         if self._head is None:
             return ReusedStep(Outcome((), ()), Stacked(names, whole_of(hidden.to(self._dtype))))
         if self._greedy_head is not None:
-            return ReusedStep(Outcome(self._append_tokens(mine, self._greedy_head.largest(hidden)), ()))
+            tokens = self._greedy_head.largest(hidden, self._blocked(mine))
+            return ReusedStep(Outcome(self._append_tokens(mine, tokens), ()))
         with running(self._last):
             logits: Tensor = self._head.module(hidden)
         batches = {part.model.spec.name: _batch(part, mine) for part in self._parts}
@@ -256,11 +259,22 @@ class _Course:
             sequences = part.model.sequences
             for at in range(part.lo, part.hi):
                 row, token = rows[at], tokens[at]
-                output = sequences[row.seq].output
-                del output[row.generated :]
-                output.append(token)
+                held = sequences[row.seq]
+                del held.output[row.generated :]
+                held.output.append(token)
+                if held.constraint is not None:
+                    held.constraint.prepare(held.output)
                 sampled.append(Sampled(row.seq, token))
         return tuple(sampled)
+
+    def _blocked(self, rows: Sequence[Row]) -> dict[int, NDArray[np.bool_]]:
+        """Return the tokens that the grammars of rows forbid, by row; nothing for rows without one."""
+        return {
+            at: held.constraint.blocked(held.output[: rows[at].generated])
+            for part in self._parts
+            for at in range(part.lo, part.hi)
+            if (held := part.model.sequences[rows[at].seq]).constraint is not None
+        }
 
     def _embedded(self, embedding: SharedComponent, rows: Sequence[Row]) -> Tensor:
         if self._table is not None:

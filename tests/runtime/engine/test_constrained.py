@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from runtime.config import EngineConfig
+from runtime.engine.models.registry import kernels_for
+from runtime.engine.step.decode_ends import PlainHead
 from runtime.frontend.stored_tokenizer import stored_tokenizer
 from runtime.grammars.sources import from_choices, from_regex, from_schema
 from runtime.types import SamplingParams, SequenceRequest
@@ -83,6 +85,26 @@ def test_rows_without_a_grammar_are_unchanged_bit_for_bit(bench, model, kind, te
         assert [(e.token, e.logprob, e.top) for e in beside.events[one.seq]] == [
             (e.token, e.logprob, e.top) for e in alone.events[one.seq]
         ]
+
+
+def test_greedy_rows_with_a_grammar_take_their_tokens_from_the_kernels_head(bench, model, monkeypatch) -> None:
+    """As free greedy rows do, in the same steps; rows with log-probabilities take theirs from the modules' logits."""
+    seen, largest = list[tuple[int, int]](), PlainHead.largest
+
+    def counted(head: PlainHead, hidden: Any, blocked: Any) -> list[int]:
+        seen.append((hidden.shape[1], len(blocked)))
+        return largest(head, hidden, blocked)
+
+    monkeypatch.setattr(PlainHead, "largest", counted)
+    greedy = [ask(model, f"{i}", JSON if i % 2 else "", PROMPT[i:], temperature=0.0) for i in range(6)]
+    fast = drive(device(bench, model), {0: greedy})
+    if kernels_for(EngineConfig()) is not None:
+        assert (6, 3) in seen, "three of six rows with a grammar in one step"
+    seen.clear()
+    slow = drive(device(bench, model), {0: [replace(o, sampling=replace(o.sampling, logprobs=0)) for o in greedy]})
+    assert not seen
+    for one in greedy:
+        assert fast.tokens(one.seq) == slow.tokens(one.seq)
 
 
 def test_a_greedy_answer_that_satisfies_its_grammar_is_unchanged(bench, model) -> None:
