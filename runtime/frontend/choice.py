@@ -22,6 +22,9 @@ from runtime.frontend.tokenizer import Tokenizer
 from runtime.frontend.tools.calls import CallPart, CallReader
 from runtime.types import FinishReason, Logprob, PromptLogprobs, TokenEvent
 
+#: Error of an answer that its grammar's limits ended: the request asked for more than is computed.
+GRAMMAR_LIMITS = "the answer is not complete: following its grammar took more than the limits allow"
+
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
@@ -170,7 +173,7 @@ class AnswerChoice:
         if self._stops.stopped or self._accepts("".join(self._answer)):
             return None
         self.finish = "error"
-        return "the answer is not complete: following its grammar took more than the limits allow"
+        return GRAMMAR_LIMITS
 
     def _entry(self, event: TokenEvent) -> list[TokenEntry]:
         if not self._wants_logprobs or event.token is None:

@@ -25,7 +25,7 @@ from runtime.frontend.assemble import (
     assemble_completion,
     assemble_embedding,
 )
-from runtime.frontend.choice import AnswerChoice, TextPiece
+from runtime.frontend.choice import GRAMMAR_LIMITS, AnswerChoice, TextPiece
 from runtime.frontend.errors import RequestError, overloaded, unavailable
 from runtime.frontend.schemas import ChatBody, ChatShapedBody, CompletionBody, ServedBody, parse
 from runtime.frontend.served_models import NotServedYet
@@ -198,4 +198,6 @@ def failure(service: Service, error: str | None) -> RequestError:
     seconds = retry_after(message)
     if seconds is not None:
         return overloaded(message, seconds)
+    if message == GRAMMAR_LIMITS:
+        return RequestError(message, code="grammar_limits")
     return RequestError(message, status=500, kind="server_error") if service.driver.alive else unavailable(message)

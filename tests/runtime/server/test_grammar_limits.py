@@ -20,5 +20,5 @@ def test_an_end_that_the_grammar_does_not_accept_is_an_error(tokenizer: Tokenize
         assert plain.status_code == 200 and '"stop"' in plain.text
         bound = http.post("/v1/completions", json={**body, "guided_choice": ["yes", "no"]})
         assert "not complete" in bound.text and '"stop"' not in bound.text
-        assert bound.status_code == 500
+        assert bound.status_code == 400 and '"grammar_limits"' in bound.text
         assert http.post("/v1/completions", json={**body, "guided_regex": "(yes)?"}).status_code == 200
