@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
+
+#: Seconds for which a request waits for those before it: one of them may have to load its model first.
+_MOST_SECONDS = 5.0
 
 
 class Turns:
@@ -24,9 +28,11 @@ class Turns:
         self._call()
 
     async def come(self, name: str) -> None:
-        """Wait until all names before this one have left; one that is not in the queue waits for nothing."""
+        """Wait until all names before this one have left, for a while; one that is not in the queue does not wait."""
         if (turn := self._queue.get(name)) is not None:
-            await turn.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_MOST_SECONDS):
+                    await turn.wait()
 
     def leave(self, name: str) -> None:
         """Take a name out of the queue, if it is there: it has had its turn, or waits for something else."""

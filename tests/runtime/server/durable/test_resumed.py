@@ -105,6 +105,27 @@ def test_streams_that_had_begun_are_opened_first_however_long_their_journals_tak
     assert opened == ["cmpl-1", "cmpl-3", "cmpl-0"]
 
 
+def test_a_stream_waits_for_those_before_it_for_a_while_only(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, slow, read = tmp_path / "queue", asyncio.Event(), RequestStore.events
+    leave(folder, 5)
+    leave(folder, 0, name="cmpl-2")
+
+    async def events(store: RequestStore, request: str) -> list[TokenEvent]:
+        if request == "cmpl-1":
+            await slow.wait()
+        return await read(store, request)
+
+    monkeypatch.setattr(RequestStore, "events", events)
+    monkeypatch.setattr("runtime.server.durable.turns._MOST_SECONDS", 0.1)
+    with running(tokenizer, queue=str(folder)) as server, server.http() as http:
+        assert ended(http, "cmpl-2")["state"] == "done"
+        assert http.get("/zoo/requests/cmpl-1").json()["state"] == "running"
+        slow.set()
+        assert ended(http)["state"] == "done"
+
+
 def test_a_model_is_loaded_for_a_request_of_the_queue(tokenizer: Tokenizer, tmp_path: Path) -> None:
     leave(tmp_path / "queue", model="org/spare", version="")
     spare = StoredModel("org/spare", "org/base", 1)
