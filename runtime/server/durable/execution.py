@@ -144,9 +144,9 @@ class Execution:
         try:
             if not sequences:
                 return
-            await self.turns.come(request.id)
+            await self.turns.wait_turn(request.id)
             opened = await self._open(sequences)
-            self.turns.leave(request.id)
+            self.turns.end_turn(request.id)
             async with aclosing(opened) as stream:
                 async for events in stream:
                     first = transcript.count

@@ -282,7 +282,7 @@ class DurableRuns:
             self.start(replace(request, state="queued", body=None))
 
     def _unregister(self, run: DurableRun) -> None:
-        self._execution.turns.leave(run.id)
+        self._execution.turns.end_turn(run.id)
         if self._runs.get(run.id) is run:
             del self._runs[run.id]
 
@@ -316,7 +316,7 @@ class DurableRuns:
                     return
             if (answer := await self.store.answer(run.id)) is not None:
                 run.close(answer)
-            self._execution.turns.leave(run.id)
+            self._execution.turns.end_turn(run.id)
             if answer is not None or await self._follower.follow(run, run.id):
                 return
             if await self.store.read(partial(requests.get, request=run.id)) is None:  # expired
@@ -373,7 +373,7 @@ class DurableRuns:
         if request.attempts < MOST_ATTEMPTS - 1:
             yield
             return
-        self._execution.turns.leave(request.id)
+        self._execution.turns.end_turn(request.id)
         async with self._suspect:
             yield
 

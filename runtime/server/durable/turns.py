@@ -27,14 +27,14 @@ class Turns:
             self._queue.setdefault(name, asyncio.Event())
         self._call()
 
-    async def come(self, name: str) -> None:
+    async def wait_turn(self, name: str) -> None:
         """Wait until all names before this one have left, for a while; one that is not in the queue does not wait."""
         if (turn := self._queue.get(name)) is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_MOST_SECONDS):
                     await turn.wait()
 
-    def leave(self, name: str) -> None:
+    def end_turn(self, name: str) -> None:
         """Take a name out of the queue, if it is there: it has had its turn, or waits for something else."""
         if (turn := self._queue.pop(name, None)) is not None:
             turn.set()
