@@ -25,6 +25,9 @@ def test_every_side_answers_alike(tmp_path: Path) -> None:
         seed=0,
         slo=None,
         within=None,
+        roles=None,
+        lending="off",
+        kv_mib=1024,
     )
     with Zoo(tmp_path / "store") as zoo:
         zoo.ingest(folder, "m")

@@ -24,7 +24,7 @@ def test_a_process_is_killed_in_a_phase(phase: str, victim: Victim, options: tup
     folder, store, totals = checkpoints.make("llama", tmp_path / "llama"), str(tmp_path / "store"), Totals()
     with Zoo(tmp_path / "store") as zoo:
         zoo.ingest(folder, "m", None)
-    given = bodies(0, 2, "m", 8, 48, 20)
+    given = bodies(0, 2, "m", 8, 200, 20)  # long enough for several writes of the journal on a busy machine, too
     with serving(store, "m", options) as server:
         expected = unkilled(server, given, None, totals)
     lives = PhaseLives(0, given, phase, victim, 2 if phase == "fetch" else 1)

@@ -16,6 +16,8 @@ KEY = GroupKey(0, None, class_of("m", 8, 32), "m#1")
 
 
 class _Devices(list[Any]):
+    roles = SimpleNamespace(apart=False)
+
     def alive(self, name: str) -> bool:
         return True
 
