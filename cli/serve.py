@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 ServeJsonOption = Annotated[
     bool, typer.Option("--json", help="Print the address and the models as one JSON document once ready.")
 ]
-_LOCAL = ("127.", "::1", "localhost")
 
 
 @takes_options(ServeOptions, needs=SAID)
@@ -80,7 +79,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
     from cli.serving.driver import start_driver
     from cli.serving.models import all_on_demand, choose, with_exits
     from cli.serving.source import ZooSource
-    from runtime.server.run_server import address_of, bind, serve
+    from runtime.server.run_server import address_of, bind, is_local, serve
 
     settings, engine_config, source = options.server(), options.engine(), ZooSource(zoo)
     with ExitStack() as stack:
@@ -95,7 +94,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
         )
         for reason in chosen.skipped:
             say(f"warning: left out: {reason}")
-        if settings.api_key is None and not settings.host.startswith(_LOCAL):
+        if settings.api_key is None and not is_local(bound):
             say("warning: no API key is set, and the server can be reached from other machines")
         trace = _open_trace(options.trace, stack)
         sink = _open_spans(options.otlp_traces_endpoint, trace, stack)

@@ -26,14 +26,14 @@ def ui(
     page at `/`.
     """
     from runtime.config import ServerConfig
-    from runtime.server.run_server import address_of, bind, serve
+    from runtime.server.run_server import address_of, bind, is_local, serve
     from zoo.api import Zoo
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     with Zoo(store, database, create=False) as zoo, bind(host, port) as bound:
         from runtime.server.page.app import build_page_app
 
-        alone = host.startswith(("127.", "::1", "localhost"))
+        alone = is_local(bound)
         if api_key is None and not alone:
             say("warning: no API key is set, and the page can be reached from other machines")
         app = build_page_app(zoo.store, api_key, alone)

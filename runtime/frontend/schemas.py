@@ -227,6 +227,11 @@ class ChatShapedBody(GeneratingBody):
 
     def chat(self) -> ChatBody:
         """Return the chat, which has every bound checked. Raises RequestError 400."""
+        shared = {name: getattr(self, name) for name in GeneratingBody.model_fields}
+        return rebuilt(ChatBody, shared | self.chat_values())
+
+    def chat_values(self) -> dict[str, Any]:
+        """Return the fields of the chat that are not this body's of the same names."""
         raise NotImplementedError
 
 

@@ -8,6 +8,7 @@ uvicorn and fastapi are imported only by `serve`, so that a port can be bound be
 
 from __future__ import annotations
 
+import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -38,6 +39,11 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise InputError(f"cannot listen on {host}:{port}: {error}") from None
     return bound
+
+
+def is_local(bound: socket.socket) -> bool:
+    """Return whether only this machine reaches a bound socket."""
+    return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def address_of(bound: socket.socket) -> str:

@@ -190,6 +190,7 @@ class _Course:
         self._head: SharedComponent | None = first.units[-1] if first.has_head else None
         self._table = plain_table(self._embedding)
         self._greedy_head = plain_head(self._head, units.kernels) if greedy else None
+        self._bound: list[tuple[int, LoadedModel]] | None = None
         self._places = [place for part in parts for place in part.places]
         self._ordered = self._places == list(range(len(self._places)))
         self._frame, self._shape = frame, (1, frame.tokens, first.width)
@@ -269,12 +270,15 @@ class _Course:
 
     def _blocked(self, rows: Sequence[Row]) -> dict[int, NDArray[np.bool_]]:
         """Return the tokens that the grammars of rows forbid, by row; nothing for rows without one."""
-        return {
-            at: held.constraint.blocked(held.output[: rows[at].generated])
-            for part in self._parts
-            for at in range(part.lo, part.hi)
-            if (held := part.model.sequences[rows[at].seq]).constraint is not None
-        }
+        if self._bound is None:  # the rows of a course stay, and so do their grammars
+            every = [(at, part.model) for part in self._parts for at in range(part.lo, part.hi)]
+            self._bound = [(at, model) for at, model in every if model.sequences[rows[at].seq].constraint is not None]
+        found: dict[int, NDArray[np.bool_]] = {}
+        for at, model in self._bound:
+            held = model.sequences[rows[at].seq]
+            if held.constraint is not None:
+                found[at] = held.constraint.blocked(held.output[: rows[at].generated])
+        return found
 
     def _embedded(self, embedding: SharedComponent, rows: Sequence[Row]) -> Tensor:
         if self._table is not None:

@@ -12,13 +12,10 @@ from runtime.frontend.errors import RequestError, unsupported
 from runtime.frontend.schemas import (
     MAX_STOPS,
     BodyPart,
-    ChatBody,
     ChatShapedBody,
     ContentPart,
     Count,
-    GeneratingBody,
     StopText,
-    rebuilt,
 )
 from runtime.frontend.tools.bodies import MAX_TOOLS, FunctionName
 
@@ -130,18 +127,15 @@ class MessagePromptBody(ChatShapedBody):
         if self.tool_choice is not None and (self.tool_choice.type == "tool") != (self.tool_choice.name is not None):
             raise RequestError("tool_choice: the type tool goes with a name", param="tool_choice")
 
-    def chat(self) -> ChatBody:
-        shared = {name: getattr(self, name) for name in GeneratingBody.model_fields}
+    def chat_values(self) -> dict[str, Any]:
         choice = self.tool_choice
-        given = {
-            **shared,
+        return {
             "messages": list(self._messages()),
             "tools": [_chat_tool(tool) for tool in self.tools or ()] or None,
             "tool_choice": None if choice is None else _chat_choice(choice),
             "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
             "response_format": self._format(),
         }
-        return rebuilt(ChatBody, given)
 
     def _refused(self) -> Iterator[tuple[str, str]]:
         """Yield the fields that are known and cannot be honoured, with the reasons."""
@@ -182,8 +176,8 @@ class MessageBody(MessagePromptBody):
     stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     metadata: Any = None
 
-    def chat(self) -> ChatBody:
-        return super().chat().model_copy(update={"stop": self.stop_sequences})
+    def chat_values(self) -> dict[str, Any]:
+        return super().chat_values() | {"stop": self.stop_sequences}
 
 
 def _of_user(turn: Turn) -> Iterator[dict[str, Any]]:

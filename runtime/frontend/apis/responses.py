@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from runtime.frontend.errors import RequestError, unsupported
-from runtime.frontend.schemas import BodyPart, ChatBody, ChatShapedBody, ContentPart, Count, GeneratingBody, rebuilt
+from runtime.frontend.schemas import BodyPart, ChatShapedBody, ContentPart, Count
 from runtime.frontend.tools.bodies import MAX_TOOLS, FunctionName
 
 MAX_METADATA = 16
@@ -138,10 +138,8 @@ class ResponseBody(ChatShapedBody):
         """The input as items."""
         return [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
 
-    def chat(self) -> ChatBody:
-        shared = {name: getattr(self, name) for name in GeneratingBody.model_fields}
-        given = {
-            **shared,
+    def chat_values(self) -> dict[str, Any]:
+        return {
             "messages": list(self._messages()),
             "max_completion_tokens": self.max_output_tokens,
             "tools": None if self.tools is None else [_chat_tool(tool) for tool in self.tools],
@@ -149,7 +147,6 @@ class ResponseBody(ChatShapedBody):
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self._format(),
         }
-        return rebuilt(ChatBody, given)
 
     def _refused(self) -> Iterator[tuple[str, str]]:
         """Yield the fields that are known and cannot be honoured, with the reasons."""

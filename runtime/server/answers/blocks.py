@@ -5,7 +5,7 @@ Formats that number the parts of an answer are written from them: from a finishe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -78,6 +78,30 @@ class BlockReader:
         if self._open is not None:
             yield BlockChange("end", self._open)
             self._open = None
+
+
+class BlockWriter:
+    """Writes the stream of an answer by its blocks; a form of answers says what each change becomes (`events`)."""
+
+    def __init__(self) -> None:
+        self._reader = BlockReader()
+        self._generated = 0
+
+    def write_pieces(self, pieces: Iterable[TextPiece]) -> bytes:
+        """Return the events of pieces; behind the last one, those of the answer's end."""
+        return b"".join(data for piece in pieces for data in self._written(piece))
+
+    def usage(self, generated: int) -> bytes:
+        """Return nothing: the last events have the counts."""
+        return b""
+
+    def events(self, piece: TextPiece, changes: Sequence[BlockChange]) -> Iterator[bytes]:
+        """Yield the events of a piece and of what it changes."""
+        raise NotImplementedError
+
+    def _written(self, piece: TextPiece) -> Iterator[bytes]:
+        self._generated += len(piece.tokens)
+        return self.events(piece, list(self._reader.read(piece)))
 
 
 def blocks_of(choice: FinishedChoice) -> list[Block]:

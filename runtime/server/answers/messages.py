@@ -10,7 +10,7 @@ import msgspec
 from runtime.frontend.assemble import Generation
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError
-from runtime.server.answers.blocks import Block, BlockChange, BlockReader, blocks_of
+from runtime.server.answers.blocks import Block, BlockChange, BlockWriter, blocks_of
 from runtime.server.answers.message_errors import message_error, message_refusal
 from runtime.server.openai.format import Document, FinishedChoice
 from runtime.server.openai.responses import dump
@@ -56,30 +56,19 @@ def ending(source: FinishedChoice | TextPiece) -> Document:
     return {"stop_reason": reason, "stop_sequence": source.stop if reason == "stop_sequence" else None}
 
 
-class MessageWriter:
+class MessageWriter(BlockWriter):
     """Writes the events of one stream."""
 
     def __init__(self, generation: Generation) -> None:
+        super().__init__()
         self._wording = MessageWording(generation)
-        self._reader = BlockReader()
-        self._generated = 0
 
     def openings(self, choices: Iterable[int]) -> bytes:
         """Return the event before the first token."""
         return _event("message_start", {"message": self._wording.frame(None, 0)})
 
-    def write_pieces(self, pieces: Iterable[TextPiece]) -> bytes:
-        """Return the events of pieces; behind the last one, those of the message's end."""
-        return b"".join(data for piece in pieces for data in self._piece(piece))
-
-    def usage(self, generated: int) -> bytes:
-        """Return nothing: the last events have the counts."""
-        return b""
-
-    def _piece(self, piece: TextPiece) -> Iterator[bytes]:
-        self._generated += len(piece.tokens)
-        for change in self._reader.read(piece):
-            yield _changed(change)
+    def events(self, piece: TextPiece, changes: Sequence[BlockChange]) -> Iterator[bytes]:
+        yield from map(_changed, changes)
         if piece.finish is not None:
             served = {} if piece.served is None else {"served_by": piece.served}
             usage = {"output_tokens": self._generated}

@@ -10,7 +10,7 @@ from runtime.frontend.apis.responses import ResponseBody
 from runtime.frontend.assemble import Generation
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError
-from runtime.server.answers.blocks import Block, BlockChange, BlockReader, blocks_of
+from runtime.server.answers.blocks import Block, BlockChange, BlockWriter, blocks_of
 from runtime.server.openai.format import Document, FinishedChoice
 from runtime.server.openai.responses import dump
 from runtime.types import FinishReason
@@ -118,30 +118,20 @@ def response_frame(body: ResponseBody, id: str, created: int, model: str, status
     }
 
 
-class ResponseWriter:
+class ResponseWriter(BlockWriter):
     """Writes the events of one stream."""
 
     def __init__(self, generation: Generation) -> None:
+        super().__init__()
         self._wording = ResponseWording(generation)
-        self._reader = BlockReader()
-        self._number = self._generated = 0
+        self._number = 0
 
     def openings(self, choices: Iterable[int]) -> bytes:
         """Return the events before the first token."""
         frame = self._wording.frame("in_progress")
         return b"".join(self._event(name, {"response": frame}) for name in ("response.created", "response.in_progress"))
 
-    def write_pieces(self, pieces: Iterable[TextPiece]) -> bytes:
-        """Return the events of pieces; behind the last one, those of the response's end."""
-        return b"".join(data for piece in pieces for data in self._piece(piece))
-
-    def usage(self, generated: int) -> bytes:
-        """Return nothing: the last event has the counts."""
-        return b""
-
-    def _piece(self, piece: TextPiece) -> Iterator[bytes]:
-        self._generated += len(piece.tokens)
-        changes = list(self._reader.read(piece))
+    def events(self, piece: TextPiece, changes: Sequence[BlockChange]) -> Iterator[bytes]:
         for number, change in enumerate(changes):
             cut = piece.finish == "length" and number == len(changes) - 1
             yield from (self._event(name, fields) for name, fields in self._changed(change, cut))

@@ -18,6 +18,7 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
+from runtime.server.run_server import bind, is_local
 from tests.runtime.server.harness import Running, eventually, running
 
 SLOW = {"model": "org/base", "prompt": "hello", "max_tokens": 200}
@@ -210,3 +211,13 @@ def test_a_closed_gate_refuses_on_open_connections(tokenizer: Tokenizer, credit:
         refused = http.post("/v1/completions", json=SLOW)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
         assert json.loads(refused.text)["error"]["code"] == "unavailable"
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("localhost", True), ("127.9.9.9", True), ("0.0.0.0", False)],  # noqa: S104
+)
+def test_an_address_of_this_machine_alone_is_told_from_others(host: str, local: bool) -> None:
+    """By what the socket is bound to: a name says nothing (`localhost.example`)."""
+    with bind(host, 0) as bound:
+        assert is_local(bound) == local

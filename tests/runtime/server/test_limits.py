@@ -241,7 +241,7 @@ def test_large_bodies_are_refused_declared_and_sent(ask: Asking, server: Running
 
 
 @ROUTES
-@pytest.mark.parametrize("name", ["nobody", "org/", "", "x" * 5000, "org/bas"])
+@pytest.mark.parametrize("name", ["absent", "org/", "", "x" * 5000, "org/bas"])
 def test_unknown_models(ask: Asking, name: str) -> None:
     ask.refused(404, model=name)
 

@@ -186,7 +186,7 @@ def test_too_long_has_openais_code(client: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
 
 
-@pytest.mark.parametrize("name", ["nobody", "org/", "", "x" * 5000, "org/bas"])
+@pytest.mark.parametrize("name", ["absent", "org/", "", "x" * 5000, "org/bas"])
 def test_unknown_models_are_not_found(server: Running, name: str) -> None:
     with server.http() as http:
         check_error(http.post("/v1/completions", json={**GOOD, "model": name}), 404, "model", "model_not_found")
