@@ -14,6 +14,8 @@ DecodeRule = Literal["load", "po2", "least", "random", "worst"]
 #: When K and V go to where a sequence decodes. `request`: when its whole prompt is computed. `chunk`: each chunk when
 #: it is computed.
 HandoffGrain = Literal["request", "chunk"]
+#: What a sequence does from its first token until its K and V are where it is to decode.
+UntilHandoff = Literal["rest", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class DecodeConfig:
             it will decode (TI-20 to TI-22; `policy.roles.reservation`).
         choice: Which of several paths decodes a sequence that is handed off (TI-14; `policy.roles.decode_choice`).
         grain: When K and V of a sequence that is handed off travel (TI-15).
+        until_handoff: What a sequence does until it is handed off: it rests, or decodes on the path of its prompt, as
+            long as there are free pages for that.
         local_prefill: Most tokens of a prompt behind a cached prefix on a device that decodes, for which it runs there
             and is not handed off (`policy.roles.remainder`); 0: it never does.
         quantile: Share of the answers of a kind that are expected to be no longer than what `admission` reckons with.
@@ -35,6 +39,7 @@ class DecodeConfig:
     admission: ReserveRule = "greedy"
     choice: DecodeRule = "load"
     grain: HandoffGrain = "request"
+    until_handoff: UntilHandoff = "rest"
     local_prefill: int = 0
     quantile: float = 0.4
     heavy_tokens: int = 128
@@ -47,6 +52,8 @@ class DecodeConfig:
             raise ValueError(f"choice must be one of {', '.join(get_args(DecodeRule))}")
         if self.grain not in get_args(HandoffGrain):
             raise ValueError(f"grain must be one of {', '.join(get_args(HandoffGrain))}")
+        if self.until_handoff not in get_args(UntilHandoff):
+            raise ValueError(f"until_handoff must be one of {', '.join(get_args(UntilHandoff))}")
         if not 0 <= self.local_prefill <= 1_000_000:
             raise ValueError("local_prefill is at least 0, in tokens")
         if not 0.0 < self.quantile < 1.0 or self.heavy_tokens < 0 or not 0 <= self.load_reports_ms <= 3_600_000:

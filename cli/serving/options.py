@@ -49,7 +49,7 @@ from runtime.config import (
     Weights,
     WeightSharing,
 )
-from runtime.decode_config import DecodeConfig, DecodeRule, HandoffGrain, ReserveRule
+from runtime.decode_config import DecodeConfig, DecodeRule, HandoffGrain, ReserveRule, UntilHandoff
 from runtime.lending_config import LendingConfig, LendingMode
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.role_config import RoleChangeConfig, RoleWatch
@@ -172,12 +172,16 @@ class ServeOptions:
         needs=["roles"],
         help="When K and V of a prompt go to where its answer is decoded: all of them when it is computed (request), "
              "or each chunk of it (chunk).")
+    until_handoff: str = option(SHIPPED_CLUSTER.decode.until_handoff, group="Batching", choices=get_args(UntilHandoff),
+        needs=["roles"],
+        help="What a sequence does from its first token until its K and V are where it is to decode: it rests, or "
+             "decodes where its prompt ran.")
     local_prefill: int = option(SHIPPED_CLUSTER.decode.local_prefill, group="Batching",
         needs=["roles", "prefixes"],
         help="Run a prompt where its answer is decoded if a cached prefix there leaves at most so many of its tokens; "
              "it is not handed off then. 0: never.")
     decode: DecodeConfig = table_option(DecodeConfig, group="Batching",
-        without=["admission", "choice", "grain", "local_prefill"],
+        without=["admission", "choice", "grain", "until_handoff", "local_prefill"],
         needs=["expected lengths"],
         help="By how much expected lengths of answers are exceeded, and how old loads of devices may be.")
     lengths: str = option("off", group="Batching", choices=("off", "parallel", "sequential", "probe"),
@@ -382,7 +386,8 @@ class ServeOptions:
             order=_built(replace, self.order, plan=self.plan), preemption_mode=self.preemption_mode,
             prefill_order=self.prefill_order, prefill_window=self.prefill_window,
             decode=_built(replace, self.decode, admission=self.decode_admission, choice=self.decode_choice,
-                          grain=self.handoff_grain, local_prefill=self.local_prefill),
+                          grain=self.handoff_grain, until_handoff=self.until_handoff,
+                          local_prefill=self.local_prefill),
             background_share=0.0 if self.queue == "off" else self.batches.interactive_share,
         )  # fmt: skip
         made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.step_tokens)

@@ -153,7 +153,7 @@ class Scheduler:
         self._admission = Admission(self._state, self._seating, chooser, *known)
         self._roles = RoleChanges(self._state, self._seating)
         self._handoffs = Handoffs(self._state, self._seating, self.migrations, self._order)
-        onward = (self.migrations.at_rest, self._handoffs.begin, self._handoffs.send_ahead)
+        onward = (self.migrations.at_rest, self._handoffs.begin, self._handoffs.send_ahead, self._handoffs.rests)
         self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, self.lending, *onward)
         parts = (self._state, self._seating, self._admission, self.migrations, self.lending, self._updates, self.offers)
         self._fleet = DeviceEvents(*parts)

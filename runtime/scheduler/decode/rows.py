@@ -44,6 +44,7 @@ class DecodeLoop:
         on_rest: Callable[[ScheduledSequence, int], None],
         on_context: Callable[[ScheduledSequence, int], None],
         on_chunk: Callable[[ScheduledSequence, int], None],
+        rests: Callable[[ScheduledSequence], bool],
     ) -> None:
         self._state = state
         self._seating = seating
@@ -55,7 +56,7 @@ class DecodeLoop:
             None if config.prefill_order == "off"
             else PromptQueues(state, config.prefill_order, config.prefill_window, self._issue_part)
         )  # fmt: skip
-        self._on_context, self._on_chunk = on_context, on_chunk
+        self._on_context, self._on_chunk, self._rests = on_context, on_chunk, rests
         self._early = config.decode.grain == "chunk"
 
     # -- results -------------------------------------------------------------------------------------------------------
@@ -296,6 +297,8 @@ class DecodeLoop:
             return
         elif self.prompts is not None and sequence.phase != "decode":
             self.prompts.add(sequence)
+        elif self._rests(sequence):
+            return
         elif not self._issue(sequence, now):
             starved[sequence.seq] = sequence
         elif starved:

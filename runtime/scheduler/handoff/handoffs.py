@@ -11,6 +11,8 @@ Contract:
 - A sequence that waits has its K and V and pages on the path of its context; each path by which it leaves that one
   (end, abort, preemption, death) removes it here (`remove_sequence`).
 - Its first token was emitted before: the time to it does not count the transfer (TI-18).
+- With `until_handoff = "decode"` a sequence decodes on the path of its context as long as there are free pages for it,
+  and is handed off at whichever token it has then; after that it rests, too.
 - The decode path is chosen here, when the context is computed or its first chunk is, and not on arrival (TI-02): the
   least loaded one, with the hand-offs under way counted.
 - A sequence decodes where its context was computed, rather than be lost or shortened: if no decode path that may come
@@ -72,11 +74,12 @@ class Handoffs:
             self._migrations.give_up(sequence, now, "its devices decode")
             self._decode_here(sequence, now)
             return
-        sequence.awaits_handoff(True)
+        if self._state.config.decode.until_handoff == "rest":
+            sequence.awaits_handoff(True)
         self.waiting[sequence.seq] = sequence
         self._fresh = True
         targets = self._migrations.moves.targets(sequence)
-        if targets and self._migrations.end_chunks(sequence):
+        if targets and self._migrations.end_chunks(sequence, now):
             self._state.tell.phase(now, sequence.request, "transfer", targets)
 
     def send_ahead(self, sequence: ScheduledSequence, now: int) -> None:
@@ -90,6 +93,19 @@ class Handoffs:
             found = self._find(sequence, set(self._state.awaited), sequence.tokens + 1, now)
             if isinstance(found, Route):
                 self._start(sequence, found, now, early=True)
+
+    def rests(self, sequence: ScheduledSequence) -> bool:
+        """Let a sequence rest until its hand-off, if it has used all free pages where it decodes meanwhile.
+
+        Its next row takes no pages of what computes its context there. Returns whether it rests now.
+        """
+        if sequence.seq not in self.waiting:
+            return False
+        if sequence.computed >= sequence.pages.room:
+            devices = self._state.devices
+            if any(devices[name].pages.free < pages + self._slack(name) for name, pages in sequence.place.weights):
+                sequence.awaits_handoff(True)
+        return sequence.waits.handoff
 
     def remove_sequence(self, sequence: ScheduledSequence) -> None:
         """Forget a sequence that leaves its devices."""
@@ -257,9 +273,9 @@ class Handoffs:
         sequence, counters = move.sequence, self._state.counters
         if not committed:
             counters.handoffs_aborted += 1
-            self._failures[sequence.seq] += 1
+            self._failures[sequence.seq] += not move.crowded
             self._fresh = True
-            if sequence.waits.handoff and self._failures[sequence.seq] >= self._state.config.max_crashes:
+            if sequence.seq in self.waiting and self._failures[sequence.seq] >= self._state.config.max_crashes:
                 self._stay(sequence, "too many hand-offs of it have failed", now)
             return
         self.remove_sequence(sequence)

@@ -64,6 +64,7 @@ class Migration:
         groups: Page sets taken at each destination.
         stages: Number of requests to the destinations so far.
         orphan: Whether the source is dead.
+        crowded: Whether it was aborted because a destination had no room for what was computed meanwhile.
         began: Time of the first request in ns.
         estimate: Expected time until its answer, in seconds.
     """
@@ -79,6 +80,7 @@ class Migration:
     groups: int = 0
     stages: int = 0
     orphan: bool = False
+    crowded: bool = False
     began: int = 0
     estimate: float = 0.0
 

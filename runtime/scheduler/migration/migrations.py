@@ -14,6 +14,8 @@ Contract:
 - In a hand-off (TI-15) all K and V are copied. It may have several parts, each from one device to one other; it is
   committed when all of them have arrived. The sequence rests from the start, or computes its context meanwhile: then
   full pages of each chunk go as soon as it is computed (chunk grain), and the sequence rests for the last of them.
+  One that decodes meanwhile (`until_handoff`) rests when few page sets are left, as in a migration, or after as many
+  rounds as a migration has.
 """
 
 from __future__ import annotations
@@ -119,14 +121,15 @@ class Migrations:
     def hand_off(self, sequence: ScheduledSequence, path: Path, now: int, early: bool = False) -> str | None:
         """Start the hand-off of a sequence to another path; return None, or why it cannot start now (TI-19).
 
-        All stages of the path must be loaded. As many pages are taken as the sequence has. `early`: its context is not
-        computed yet; `add_chunk` and `end_chunks` follow.
+        All stages of the path must be loaded. As many pages are taken as the sequence has. It goes on meanwhile unless it
+        waits for its hand-off. `early`: its context is not computed yet; `add_chunk` and `end_chunks` follow.
         """
         chain, moved = sequence.chain, crossings(sequence.chain, sequence.path, path)
         targets = {device for _, device in moved}
         if (why := self._stays(sequence, targets)) is not None:
             return why
-        if not moved or sequence.flying or not all(map(self._state.devices.alive, targets)):
+        rests = sequence.waits.handoff
+        if not moved or (rests and sequence.flying) or not all(map(self._state.devices.alive, targets)):
             return "its path does not change, or a device of it is dead"
         if early and not self._full(sequence):
             return "no page of it is full"
@@ -138,7 +141,7 @@ class Migrations:
             uses = [use for use in chain.uses if parts[0].hop.lo <= use.lo and use.hi <= parts[0].hop.hi]
             source, target = parts[0].source, parts[0].target
             move.estimate = move_seconds(self._state, sequence, uses, source, target, copy=True, recompute=False)
-        self._begin(move, now, hold=not early)
+        self._begin(move, now, hold=rests)
         return None
 
     def add_chunk(self, sequence: ScheduledSequence) -> None:
@@ -147,15 +150,18 @@ class Migrations:
         if move is not None and move.purpose == "handoff" and not move.awaits_answer:
             self._send_chunks(move)
 
-    def end_chunks(self, sequence: ScheduledSequence) -> bool:
-        """Let a sequence with a computed context rest, so that the rest of it is sent, and its hand-off committed.
+    def end_chunks(self, sequence: ScheduledSequence, now: int) -> bool:
+        """Have the rest of a computed context sent, and its hand-off committed; the sequence rests if it waits for that.
 
         Returns False if no hand-off of it is under way.
         """
         move = self.moves.get_move(sequence)
         if move is None or move.purpose != "handoff":
             return False
-        sequence.hold(True)
+        if sequence.waits.handoff:
+            sequence.hold(True)
+        elif not move.awaits_answer:
+            self._ask_more(move, now)
         return True
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -177,7 +183,7 @@ class Migrations:
         if sequence.waits.held and not sequence.flying:
             self._finish(move, now)
             return
-        if move.purpose == "handoff" and not sequence.waits.held:
+        if move.purpose == "handoff" and not sequence.waits.held and sequence.phase != "decode":
             self._send_chunks(move)
             return
         config, width = self._state.config, sequence.spec.page_tokens
@@ -186,9 +192,9 @@ class Migrations:
         match next_stage(remaining, move.stages, config.migration_final_sets, config.migration_max_stages):
             case Phase.CONTINUE:
                 self._ask_more(move, now)
-            case Phase.GIVE_UP:
+            case Phase.GIVE_UP if move.purpose == "move":
                 self._abort(move, now, "it grows faster than it moves")
-            case Phase.FINAL:
+            case _:
                 sequence.hold(True)
                 if not sequence.flying:
                     self._state.starved.pop(sequence.seq, None)
@@ -271,9 +277,8 @@ class Migrations:
         self.moves.begin(move)
         for part in move.parts:
             self._trace_move(now, "kv.move.start", move, part)
-        self._request_upto(
-            move, move.sequence.computed if hold or move.purpose == "move" else self._full(move.sequence)
-        )
+        early = move.purpose == "handoff" and move.sequence.phase != "decode"
+        self._request_upto(move, self._full(move.sequence) if early else move.sequence.computed)
         if hold:
             move.sequence.hold(True)
             self._state.starved.pop(move.sequence.seq, None)
@@ -342,6 +347,7 @@ class Migrations:
         if self._allocate_pages(move, move.sequence.computed):
             self._request_upto(move, move.sequence.computed)
         else:
+            move.crowded = True
             self._abort(move, now, f"no room for what has grown on {move.target}")
 
     def _finish(self, move: Migration, now: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from runtime.chains import Surrogate
 from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, SpeculationConfig
 from runtime.control.scheduler_io import AddRequest, PauseSequence, ResumeSequence, ServeModel, Tick
-from runtime.decode_config import DecodeConfig
+from runtime.decode_config import DecodeConfig, UntilHandoff
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
 from runtime.lending_config import LendingConfig, LendingMode
@@ -206,7 +206,10 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     names += [rng.choice(("prefill", "decode", "both")) for _ in range(config.devices - 2)]
     rng.shuffle(names)
     roles = tuple((f"d{at}", name) for at, name in enumerate(names))
-    decode = DecodeConfig(grain=rng.choice(("request", "chunk")), local_prefill=rng.choice((0, 4, 30)))
+    meanwhile: UntilHandoff = random.Random(repr((names, config.prefill_chunk))).choice(("rest", "decode"))
+    decode = DecodeConfig(
+        grain=rng.choice(("request", "chunk")), until_handoff=meanwhile, local_prefill=rng.choice((0, 4, 30))
+    )
     return replace(config, roles=roles, dispatch="placed", speculation=SpeculationConfig(), decode=decode)
 
 

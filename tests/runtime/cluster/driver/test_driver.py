@@ -333,7 +333,8 @@ def test_a_device_that_does_not_come_back_ends_what_needs_it() -> None:
         end = list(stream)[-1]
         assert end.finish == "error" and "does not come back" in str(end.error)
         assert eventually(lambda: not driver.alive)
-        assert "signal 9" in str(driver.death)
+        # The end of the process and that of its socket are noticed on two ways; either may be first.
+        assert any(why in str(driver.death) for why in ("signal 9", "cannot be reached"))
         with pytest.raises(Unavailable, match="does not come back"):
             driver.run([request("f", [1])])
 
