@@ -121,8 +121,8 @@ class Migrations:
     def hand_off(self, sequence: ScheduledSequence, path: Path, now: int, early: bool = False) -> str | None:
         """Start the hand-off of a sequence to another path; return None, or why it cannot start now (TI-19).
 
-        All stages of the path must be loaded. As many pages are taken as the sequence has. It goes on meanwhile unless it
-        waits for its hand-off. `early`: its context is not computed yet; `add_chunk` and `end_chunks` follow.
+        All stages of the path must be loaded. As many pages are taken as the sequence has. It goes on meanwhile
+        unless it waits for its hand-off. `early`: its context is not computed yet; `add_chunk` and `end_chunks` follow.
         """
         chain, moved = sequence.chain, crossings(sequence.chain, sequence.path, path)
         targets = {device for _, device in moved}
@@ -151,7 +151,7 @@ class Migrations:
             self._send_chunks(move)
 
     def end_chunks(self, sequence: ScheduledSequence, now: int) -> bool:
-        """Have the rest of a computed context sent, and its hand-off committed; the sequence rests if it waits for that.
+        """Send the rest of a computed context, so that its hand-off is committed; rest if the sequence waits for that.
 
         Returns False if no hand-off of it is under way.
         """
