@@ -11,6 +11,7 @@ of the rounds' medians; `ratio`: `decode` by `rest`, by round.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ def answer(driver: ClusterDriver, model: str, length: int, number: int) -> tuple
         if event.error is not None:
             raise RuntimeError(event.error)
         times.append(time.perf_counter())
-    gaps = [(later - earlier) * 1000 for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [(later - earlier) * 1000 for earlier, later in itertools.pairwise(times)]
     return gaps[0], max(gaps), (times[-1] - begun) * 1000
 
 
