@@ -3,9 +3,9 @@
     python -m benchmarks.roles.second_token STORE MODEL [--prompts 64,512,1500] [--requests 6] [--rounds 3]
 
 Two agent processes with `--roles prefill,decode`. `rest` and `decode` are the values of `--until-handoff`. Answers come
-one after another, alone and beside a stream of prompts of other requests (`beside`). `second_ms`: from the first token to the second;
-`longest_ms`: the longest time between two tokens of an answer; `answer_ms`: from the request to the last token. Medians
-of the rounds' medians; `ratio`: `decode` by `rest`, by round.
+one after another, alone and beside a stream of prompts of other requests (`beside`). `second_ms`: from the first token
+to the second; `longest_ms`: the longest time between two tokens of an answer; `answer_ms`: from the request to the last
+token. Medians of the rounds' medians; `ratio`: `decode` by `rest`, by round.
 """
 
 from __future__ import annotations
