@@ -100,6 +100,11 @@ class Migration:
         return any(part.asked for part in self.parts)
 
     @property
+    def early(self) -> bool:
+        """Whether it is a hand-off of a sequence whose context is not computed yet (chunk grain)."""
+        return self.purpose == "handoff" and self.sequence.phase != "decode"
+
+    @property
     def recompute(self) -> bool:
         return any(part.front.origin != "none" for part in self.parts)
 

@@ -128,8 +128,8 @@ class Migrations:
         targets = {device for _, device in moved}
         if (why := self._stays(sequence, targets)) is not None:
             return why
-        rests = sequence.waits.handoff
-        if not moved or (rests and sequence.flying) or not all(map(self._state.devices.alive, targets)):
+        not_at_rest = sequence.waits.handoff and sequence.flying
+        if not moved or not_at_rest or not all(map(self._state.devices.alive, targets)):
             return "its path does not change, or a device of it is dead"
         if early and not self._full(sequence):
             return "no page of it is full"
@@ -139,9 +139,8 @@ class Migrations:
             return "no room for its pages"
         if len(parts) == 1:
             uses = [use for use in chain.uses if parts[0].hop.lo <= use.lo and use.hi <= parts[0].hop.hi]
-            source, target = parts[0].source, parts[0].target
-            move.estimate = move_seconds(self._state, sequence, uses, source, target, copy=True, recompute=False)
-        self._begin(move, now, hold=rests)
+            move.estimate = move_seconds(self._state, sequence, uses, move.source, move.target, True, False)
+        self._begin(move, now, hold=sequence.waits.handoff)
         return None
 
     def add_chunk(self, sequence: ScheduledSequence) -> None:
@@ -183,7 +182,7 @@ class Migrations:
         if sequence.waits.held and not sequence.flying:
             self._finish(move, now)
             return
-        if move.purpose == "handoff" and not sequence.waits.held and sequence.phase != "decode":
+        if move.early and not sequence.waits.held:
             self._send_chunks(move)
             return
         config, width = self._state.config, sequence.spec.page_tokens
@@ -277,8 +276,7 @@ class Migrations:
         self.moves.begin(move)
         for part in move.parts:
             self._trace_move(now, "kv.move.start", move, part)
-        early = move.purpose == "handoff" and move.sequence.phase != "decode"
-        self._request_upto(move, self._full(move.sequence) if early else move.sequence.computed)
+        self._request_upto(move, self._full(move.sequence) if move.early else move.sequence.computed)
         if hold:
             move.sequence.hold(True)
             self._state.starved.pop(move.sequence.seq, None)

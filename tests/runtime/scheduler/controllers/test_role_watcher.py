@@ -148,7 +148,7 @@ def test_a_prefill_device_changes_once_no_context_is_computed_there() -> None:
     here = list(cluster.scheduler.devices["d0"].passing.here.values())
     assert all(len(sequence.output) > 0 for sequence in here)
     waiting = {sequence.seq for sequence in here if not sequence.waits.move}
-    assert waiting, "they wait for room where the others decode"
+    assert waiting, "they wait for room where the rest decodes"
     cluster.run()
     cluster.expect()
     assert changes(cluster)[-1] == ("role.flip", "TI-25", "d0", "decode")

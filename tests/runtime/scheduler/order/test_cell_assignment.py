@@ -97,7 +97,7 @@ def test_groups_of_a_plan_stay_in_their_cell() -> None:
 
 
 def choice(made: CellAssignment) -> str:
-    """Return the cell of a new group of longer answers, behind all others in the order of arrival."""
+    """Return the cell of a new group of longer answers, behind all the rest in the order of arrival."""
     key = KEY._replace(answers=class_of("m", 8, 64))
     made._forecasts.groups.add(key, (1000, 1000), Member("new", 8, 0, 64))
     group = made._forecasts.groups.group_of("new")

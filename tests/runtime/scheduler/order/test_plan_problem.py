@@ -75,7 +75,7 @@ def running(made: Planned) -> list:  # type: ignore[type-arg]
 
 
 def test_groups_that_no_living_cell_can_run_are_left_out() -> None:
-    """The device of two models dies for good: the groups of the others are planned on."""
+    """The device of two models dies for good: the groups of other models are planned on."""
     models = [
         counting_model(
             f"m{at}", " ".join(f"{10 * at + part}{'' if part % 2 else '*'}" for part in range(1, 7)), max_model_len=64
