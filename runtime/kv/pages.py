@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from runtime.kv.page_table import Group as Group
 from runtime.kv.page_table import PageBookDamaged as PageBookDamaged
@@ -379,23 +380,35 @@ class PageBook:
         return PageCounts(self.limit, fields["free"] - beyond, fields["local"], fields["lent"], fields["reserved"])
 
     def check(self) -> None:
-        """Verify every invariant from scratch, in O(capacity). Raises PageBookDamaged for the first one violated."""
-        refs: Counter[int] = Counter()
+        """Verify every invariant from scratch, in O(capacity). Raises PageBookDamaged for the first one violated.
+
+        Tests call it after each event: what is done for every page is a single call of a list's method.
+        """
+        refs, states = [0] * self.capacity, self._state
         for seq, table in self._tables.items():
-            check_table(seq, table, self._state)
-            refs.update(page for group in table.groups for page in group)
-        if [refs[page] for page in range(self.capacity)] != self._refs:
+            check_table(seq, table, states)
+            for page in chain.from_iterable(table.groups):
+                refs[page] += 1
+        if refs != self._refs:
             raise PageBookDamaged("reference counts differ from the tables")
-        unowned = {page for page in range(self.capacity) if not self._refs[page]}
-        free = [*self._free, *self._returned, *range(self._fresh, self.capacity)]
-        if len(free) != len(set(free)) or set(free) != unowned:
+        touched, fresh = [*self._free, *self._returned], self.capacity - self._fresh
+        free = len(touched) + fresh
+        if (
+            len(set(touched)) != len(touched)
+            or any(refs[page] or page >= self._fresh for page in touched)
+            or refs.count(0) != free
+            or refs[self._fresh :].count(0) != fresh
+        ):
             raise PageBookDamaged("the free pages are not those without references")
         if self.used + len(self._free) > self.limit:
             raise PageBookDamaged(f"{self.used} pages are in use, {len(self._free)} touched, of {self.limit}")
-        if any((self._state[page] == PageState.FREE) != (page in unowned) for page in range(self.capacity)):
+        if (
+            states.count(PageState.FREE) != free
+            or states[self._fresh :].count(PageState.FREE) != fresh
+            or any(states[page] != PageState.FREE for page in touched)
+        ):
             raise PageBookDamaged("a page's state contradicts its references")
-        seen = Counter(self._state)
-        if [seen[state] for state in PageState] != self._in_state:
+        if [states.count(state) for state in PageState] != self._in_state:
             raise PageBookDamaged("the counts by state differ from the pages")
         counts = self.counts()
         if counts.free + counts.local + counts.lent + counts.reserved + counts.in_flight != counts.capacity:
