@@ -73,3 +73,30 @@ def check_table(seq: str, table: PageTable, states: Sequence[int]) -> None:
             len(pages) < len(group) and any(states[page] != PageState.RESIDENT for page in group[: table.full[1]])
         ):
             raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")
+
+
+def check_free(refs: list[int], states: list[PageState], touched: Sequence[int], fresh: int) -> None:
+    """Raise PageBookDamaged unless the pages without references are exactly the free ones, and have that state.
+
+    Tests check after each event, so what concerns all pages is a single call of a list's method.
+
+    Args:
+        refs: References, by page.
+        states: States, by page.
+        touched: Free pages that were in use before.
+        fresh: The first page that never was in use; all behind it are free, too.
+    """
+    unused, free = len(refs) - fresh, len(refs) - fresh + len(touched)
+    if (
+        len(set(touched)) != len(touched)
+        or any(refs[page] or page >= fresh for page in touched)
+        or refs.count(0) != free
+        or refs[fresh:].count(0) != unused
+    ):
+        raise PageBookDamaged("the free pages are not those without references")
+    if (
+        states.count(PageState.FREE) != free
+        or states[fresh:].count(PageState.FREE) != unused
+        or any(states[page] != PageState.FREE for page in touched)
+    ):
+        raise PageBookDamaged("a page's state contradicts its references")

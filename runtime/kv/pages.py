@@ -26,7 +26,7 @@ from itertools import chain
 
 from runtime.kv.page_table import Group as Group
 from runtime.kv.page_table import PageBookDamaged as PageBookDamaged
-from runtime.kv.page_table import PageState, PageTable, check_table
+from runtime.kv.page_table import PageState, PageTable, check_free, check_table
 from runtime.types import ModelSpec, PageCounts
 
 
@@ -380,10 +380,7 @@ class PageBook:
         return PageCounts(self.limit, fields["free"] - beyond, fields["local"], fields["lent"], fields["reserved"])
 
     def check(self) -> None:
-        """Verify every invariant from scratch, in O(capacity). Raises PageBookDamaged for the first one violated.
-
-        Tests call it after each event: what is done for every page is a single call of a list's method.
-        """
+        """Verify every invariant from scratch, in O(capacity). Raises PageBookDamaged for the first one violated."""
         refs, states = [0] * self.capacity, self._state
         for seq, table in self._tables.items():
             check_table(seq, table, states)
@@ -391,23 +388,9 @@ class PageBook:
                 refs[page] += 1
         if refs != self._refs:
             raise PageBookDamaged("reference counts differ from the tables")
-        touched, fresh = [*self._free, *self._returned], self.capacity - self._fresh
-        free = len(touched) + fresh
-        if (
-            len(set(touched)) != len(touched)
-            or any(refs[page] or page >= self._fresh for page in touched)
-            or refs.count(0) != free
-            or refs[self._fresh :].count(0) != fresh
-        ):
-            raise PageBookDamaged("the free pages are not those without references")
+        check_free(refs, states, [*self._free, *self._returned], self._fresh)
         if self.used + len(self._free) > self.limit:
             raise PageBookDamaged(f"{self.used} pages are in use, {len(self._free)} touched, of {self.limit}")
-        if (
-            states.count(PageState.FREE) != free
-            or states[self._fresh :].count(PageState.FREE) != fresh
-            or any(states[page] != PageState.FREE for page in touched)
-        ):
-            raise PageBookDamaged("a page's state contradicts its references")
         if [states.count(state) for state in PageState] != self._in_state:
             raise PageBookDamaged("the counts by state differ from the pages")
         counts = self.counts()
