@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.catalog.surrogates import surrogates_of
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
+from runtime.frontend.stored_tokenizer import stored_tokenizer
+from runtime.grammars.sources import from_regex
 from runtime.types import SamplingParams, SequenceRequest
 from surrogates import RecoverySettings, SurrogateOptions, make_surrogate
 from surrogates.scoring.timing import TimingSettings
@@ -33,9 +36,9 @@ PROMPTS = [tuple(range(3 + at, 3 + at + length)) for at, length in enumerate((3,
 class Bench:
     """A store with a parent model of four layers, and a stand-in that has half of its second layer."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, tokenizer: bool = False) -> None:
         self.folder = checkpoints.make(
-            "llama", root / "hf", tokenizer=False, num_hidden_layers=4, num_key_value_heads=2, seed=1
+            "llama", root / "hf", tokenizer=tokenizer, num_hidden_layers=4, num_key_value_heads=2, seed=1
         )
         text = root / "ids.jsonl"
         text.write_text(
@@ -64,8 +67,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 def run(
-    bench: Bench, mode: SpeculationMode, threshold: float = 0.95, *, adaptive: bool = False, kill: bool = False
-) -> VirtualCluster:
+    bench: Bench, mode: SpeculationMode, threshold: float = 0.95, *, adaptive: bool = False, kill: bool = False,
+    grammar: str = "",
+) -> VirtualCluster:  # fmt: skip
     store = bench.zoo.store
     half = half_page(store, CONFIG, ["m", "cheaper"])
     described = describe_chain(store, "m", CONFIG, half, 1)
@@ -85,9 +89,10 @@ def run(
     cluster.scheduler.speculation.pin([(part, "d0"), (part, "d1")])
     cluster.ask(SequenceRequest("warm", "warm", "m", (1,), SamplingParams(1, ignore_eos=True)))
     for number, prompt in enumerate(PROMPTS):
-        asked = SequenceRequest(
-            f"{number}", f"r{number}", "m", prompt, SamplingParams(COUNT, ignore_eos=True), adaptive=adaptive
-        )
+        sampling = SamplingParams(COUNT, ignore_eos=not grammar)
+        if grammar:
+            sampling = replace(sampling, max_tokens=80, grammar=grammar, temperature=0.9 * (number % 2), seed=number)
+        asked = SequenceRequest(f"{number}", f"r{number}", "m", prompt, sampling, adaptive=adaptive)
         cluster.ask(asked, at=(20 + 3 * number) * MS)
     for at in (40, 60) if kill else ():
         cluster.at(at * MS, lambda: cluster.kill("d0"))
@@ -122,6 +127,21 @@ def test_exact_tokens_are_transformers_own(bench: Bench, kill: bool) -> None:
     assert counts.guesses > 0 and counts.hits + counts.misses > (
         5 if kill else 40
     )  # a sequence admitted again may run before the stand-in is loaded
+
+
+def test_answers_with_a_grammar_are_those_without_speculation(tmp_path: Path) -> None:
+    """The mask behind a token follows the tokens that were decided, not those that were guessed."""
+    made = Bench(tmp_path, tokenizer=True)
+    grammar = from_regex(r'\{"kind":"(cat|dog)","legs":[1-9]?[0-9]\}')
+    plain, guessed = (run(made, mode, grammar=grammar) for mode in ("off", "exact"))
+    tokenizer = stored_tokenizer(made.zoo.model("m"))
+    for number in range(len(PROMPTS)):
+        tokens = guessed.told[f"{number}"].tokens
+        assert tokens == plain.told[f"{number}"].tokens
+        assert json.loads(tokenizer.decode(tokens))["kind"] in ("cat", "dog")
+    counts = guessed.scheduler.speculation.counts()
+    assert counts.guesses > 0 and counts.hits + counts.misses > 20
+    made.zoo.close()
 
 
 def test_similarity_reports_its_hits(bench: Bench) -> None:
