@@ -81,13 +81,20 @@ def keyed(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield started
 
 
+def at(browser: Browser, path: str) -> bool:
+    """Return whether a page is shown whole. A click that leads to another one may return before it is."""
+    return bool(
+        browser.run("return location.pathname") == path and browser.run("return document.readyState") == "complete"
+    )
+
+
 def log_in(browser: Browser, server: Running) -> None:
     browser.look(1000, 800)
     browser.open(f"{server.address}/ui/lineage")
     if browser.run("return location.pathname") == "/ui/login":
         browser.write("#key", "k")
         browser.click(".login button")
-    assert browser.run("return location.pathname") == "/ui/lineage"
+    assert browser.eventually(lambda: at(browser, "/ui/lineage"))
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -113,15 +120,18 @@ def test_a_login_is_asked_for_and_ends(browser: Browser, keyed: Running) -> None
     browser.open(f"{keyed.address}/ui/lineage")
     browser.write("#key", "wrong")
     browser.click(".login button")
+    assert browser.eventually(lambda: browser.run("return !!document.querySelector('#wrong')"))
     assert "not the key" in browser.text("#wrong")
     browser.write("#key", "k")
     browser.click(".login button")
-    assert browser.run("return location.pathname") == "/ui/lineage"
+    assert browser.eventually(lambda: at(browser, "/ui/lineage"))
     assert browser.run("return document.cookie") == ""
     assert "org/fine" in browser.text("svg.tree")
     browser.click("header form button")
+    assert browser.eventually(lambda: at(browser, "/ui/login"))
     browser.open(f"{keyed.address}/")
     assert browser.run("return location.pathname") == "/ui/login"
+    assert all("401" in each for each in browser.complaints())  # of the wrong key
 
 
 def test_the_live_view_follows_without_loading_again(browser: Browser, keyed: Running) -> None:
