@@ -8,6 +8,8 @@ which begin alike. `equal`: share of answers with the tokens, and log-probabilit
 `prompt_devices` and `decode_devices`: which agents ran rows of prompts, and rows behind them, by the trace.
 `transfers`: of K and V; `expected_transfers`: one for each hand-off, or with `--handoff-grain chunk` one for each chunk
 of its prompt, chunks of which pages were still on their way counted once. `bytes` of K and V: the same for both grains.
+`1+1 meanwhile` decodes until the hand-off where the prompt ran, so that agent decodes, too, and
+more bytes travel, in more transfers than one for each.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ SIDES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "1+1": ("prefill,decode", ("--handoff-grain", "request")),
     "1+1 chunk": ("prefill,decode", ("--handoff-grain", "chunk")),
     "1+1 chunk cached": ("prefill,decode", ("--handoff-grain", "chunk", "--prefix-caching", "cached")),
+    "1+1 meanwhile": ("prefill,decode", ("--until-handoff", "decode")),
     "1+2": ("prefill,decode,decode", ("--handoff-grain", "request")),
     "1+2 chunk cut": ("prefill,decode,decode", ("--handoff-grain", "chunk", "--placement", "partition")),
     "2+1 chunk": ("prefill,prefill,decode", ("--handoff-grain", "chunk")),

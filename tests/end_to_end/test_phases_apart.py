@@ -20,7 +20,9 @@ from tests.chains import put_chain, put_stitch
 from zoo.api import Zoo
 
 MODELS = ("llama", "tuned", "lora", "stitched")
-RUN = tuple(SIDES) if os.environ.get("BLOCKZOO_SIDES") == "all" else ("1+1", "1+2 chunk cut")
+#: The side on which sequences go on until their hand-off, so that phases are apart only behind it.
+MEANWHILE = "1+1 meanwhile"
+RUN = tuple(SIDES) if os.environ.get("BLOCKZOO_SIDES") == "all" else ("1+1", "1+2 chunk cut", MEANWHILE)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_answers_and_phases(store: Path) -> None:
     bodies = requests_of(MODELS, 64, checkpoints.VOCAB, 12)
     found = measured(str(store), MODELS, RUN, bodies)
+    meanwhile = found.pop(MEANWHILE)
+    assert (meanwhile["equal"], meanwhile["aborted"], meanwhile["prompt_devices"]) == (1.0, 0, ["agent-0"])
+    assert meanwhile["handoffs"] > 0 and meanwhile["decode_devices"] == ["agent-0", "agent-1"]
     assert len({side["bytes"] for name, side in found.items() if "cached" not in name}) == 1
     for name, side in found.items():
         decoding = [f"agent-{at}" for at, role in enumerate(side["roles"].split(",")) if role == "decode"]

@@ -11,8 +11,8 @@ Contract:
 - A sequence that waits has its K and V and pages on the path of its context; each path by which it leaves that one
   (end, abort, preemption, death) removes it here (`remove_sequence`).
 - Its first token was emitted before: the time to it does not count the transfer (TI-18).
-- With `until_handoff = "decode"` a sequence decodes on the path of its context as long as there are free pages for it,
-  and is handed off at whichever token it has then; after that it rests, too.
+- With `until_handoff = "decode"` a sequence decodes on the path of its context until then, and is handed off at
+  whichever token it has. It takes free pages for that; once there are none, it rests like any other.
 - The decode path is chosen here, when the context is computed or its first chunk is, and not on arrival (TI-02): the
   least loaded one, with the hand-offs under way counted.
 - A sequence decodes where its context was computed, rather than be lost or shortened: if no decode path that may come

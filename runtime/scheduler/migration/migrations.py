@@ -128,8 +128,7 @@ class Migrations:
         targets = {device for _, device in moved}
         if (why := self._stays(sequence, targets)) is not None:
             return why
-        not_at_rest = sequence.waits.handoff and sequence.flying
-        if not moved or not_at_rest or not all(map(self._state.devices.alive, targets)):
+        if not moved or not all(map(self._state.devices.alive, targets)):
             return "its path does not change, or a device of it is dead"
         if early and not self._full(sequence):
             return "no page of it is full"

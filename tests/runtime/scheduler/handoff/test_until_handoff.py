@@ -94,7 +94,7 @@ def test_it_rests_rather_than_take_the_last_pages_of_prompts() -> None:
     cluster.ask(request("s", range(30), "m", max_tokens=200), request("t", range(60), "m", max_tokens=200))
     cluster.run()
     cluster.expect()
-    assert at_source(cluster)
+    assert at_source(cluster) and not cluster.scheduler.state().counters.preemptions
 
 
 @pytest.mark.parametrize("victim", ["d0", "d1"])

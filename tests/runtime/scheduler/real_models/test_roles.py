@@ -79,6 +79,30 @@ def test_answers_are_those_of_one_device(
     assert counters.recomputed == 0 and not cluster.trace.named("handoff.none")
 
 
+@pytest.mark.parametrize("grain", ["request", "chunk"])
+@pytest.mark.parametrize(
+    ("roles", "placement"), [(("prefill", "decode"), "auto"), (("prefill", "prefill", "decode"), "partition")]
+)
+def test_answers_that_go_on_until_their_hand_off_are_those_of_one_device(
+    family: Bench,  # noqa: F811
+    alone: dict[str, list[object]],
+    roles: tuple[RoleName, ...],
+    placement: Placement,
+    grain: HandoffGrain,
+) -> None:
+    """K and V of tokens that were decoded where the prompt ran go along."""
+    named = tuple((f"d{at}", role) for at, role in enumerate(roles))
+    decode = DecodeConfig(grain=grain, until_handoff="decode")
+    config = ClusterConfig(devices=len(roles), placement=placement, roles=named, prefill_chunk=8, decode=decode)
+    cluster = ask(cluster_of(family, len(roles), pages=4000, config=config))
+    assert told(cluster) == alone
+    counters, counts = cluster.scheduler.state().counters, cluster.scheduler.migrations.counts()
+    lengths = sum(len(prompt) for model in MODELS for prompt in prompts(len(model), LENGTHS)) * len(KINDS)
+    assert counters.handoffs > 0 and counters.recomputed == 0
+    if placement == "auto":
+        assert counters.handoffs == len(alone) and counts.copied > lengths
+
+
 def chat(cluster: VirtualCluster) -> dict[str, list[tuple[int, ...]]]:
     """Hold a chat of three turns with each model; return the answers."""
     answers: dict[str, list[tuple[int, ...]]] = {model: [] for model in MODELS}
