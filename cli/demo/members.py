@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from cli.demo.recipe import FamilyMember, Recipe
-from cli.demo.train import Examples, multiplies_half_fast, perplexity_on, train_
+from cli.demo.train import Examples, perplexity_on, train_
+from surgery.tensors.half_products import multiplies_half_fast
 
 _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 

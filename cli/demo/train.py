@@ -200,9 +200,3 @@ def perplexity_on(model: Any, examples: Iterable[LessonBatch], *, half: bool = F
 def _measured_loss(model: Any, batch: LessonBatch, half: bool) -> float:
     with _precision(half):
         return float(_loss(model, batch))
-
-
-def multiplies_half_fast() -> bool:
-    """Return whether this CPU has instructions for bfloat16 products; without them they are slower than float32's."""
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))

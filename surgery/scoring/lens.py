@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.modules.components import LmHead
+from surgery.tensors.half_products import linear
 
 #: Bytes of logits and temporaries at a time.
 BUDGET = 96 << 20
@@ -71,7 +72,7 @@ class Lens:
         if self._linear is None or not isinstance(self._head, LmHead):
             return ready[..., lo:hi].float()
         bias = None if self._linear.bias is None else self._linear.bias[lo:hi]
-        logits = nn.functional.linear(ready, self._linear.weight[lo:hi], bias)
+        logits = linear(ready, self._linear.weight[lo:hi], bias)
         if self._head.softcap is not None:
             logits = torch.tanh(logits / self._head.softcap) * self._head.softcap
         return logits.float()

@@ -1,0 +1,27 @@
+"""Products of bfloat16 matrices on CPUs with and without instructions for them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@cache
+def multiplies_half_fast() -> bool:
+    """Return whether this CPU has instructions for bfloat16 products; without them they are slower than float32's."""
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute x @ weight.T + bias in their dtype: [.., width], [n, width], [n] -> [.., n].
+
+    On a CPU without instructions for bfloat16 products they are computed in float32 and rounded, which differs by the
+    order of sums only.
+    """
+    if x.dtype != torch.bfloat16 or x.device.type != "cpu" or multiplies_half_fast():
+        return F.linear(x, weight, bias)
+    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)

@@ -1,0 +1,39 @@
+"""Products of bfloat16 matrices: the same numbers on CPUs with instructions for them and without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from surgery.tensors import half_products
+from surgery.tensors.half_products import linear
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_those_of_float64_to_the_last_place(
+    monkeypatch: pytest.MonkeyPatch, fast: bool, biased: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(half_products, "multiplies_half_fast", lambda: fast)
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((2, 5, 48), (30, 48), (30,)))
+    got = linear(x, weight, bias if biased else None)
+    exact = x.double() @ weight.double().T + (bias.double() if biased else 0)
+    assert got.dtype == dtype and got.shape == (2, 5, 30)
+    torch.testing.assert_close(got.double(), exact, rtol=2**-8 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_only_products_that_the_cpu_lacks_are_computed_in_float32(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    seen: list[torch.dtype] = []
+
+    def recorded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        seen.append(x.dtype)
+        return x @ weight.T
+
+    monkeypatch.setattr(half_products, "multiplies_half_fast", lambda: fast)
+    monkeypatch.setattr(half_products.F, "linear", recorded)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        assert linear(torch.ones(2, 3, dtype=dtype), torch.ones(4, 3, dtype=dtype)).dtype == dtype
+    assert seen == [torch.float32, torch.bfloat16 if fast else torch.float32, torch.float64]
