@@ -20,6 +20,7 @@ from surgery.deltas.study import Studied, layer_ends
 from surgery.deltas.trial import Trial
 from surgery.modules.stack import Stack
 from surgery.scoring.lens import Lens
+from surgery.tensors.half_products import fast_products
 from surgery.training.checkpoint import Saved, TaskFolder
 from zoo.errors import InputError
 from zoo.manifest import DTYPE_BYTES, ModelManifest, TensorMeta, digest_of
@@ -153,6 +154,7 @@ class Curve:
         return self.score(self.by_rank(rank))
 
     @torch.inference_mode()
+    @fast_products()
     def score(self, ranks: Ranks) -> CurvePoint:
         """Score an allocation at the head, or return its stored score."""
         key = digest_of(list(ranks.each))
@@ -166,6 +168,7 @@ class Curve:
         return point
 
     @torch.inference_mode()
+    @fast_products()
     def layers(self, ranks: Ranks) -> dict[int, DeltaScore]:
         """Return the score after each layer's last component, through each model's own norm and head (BL-05)."""
         self._trial.use_(ranks.each)

@@ -22,6 +22,7 @@ from surgery.deltas.ranks import Gains
 from surgery.deltas.trial import Sides
 from surgery.models.load import load_model
 from surgery.modules.stack import Course, Stack, stack_of
+from surgery.tensors.half_products import fast_products
 from surgery.tensors.pool import stored_tensor
 from surgery.training.checkpoint import Saved, TaskFolder
 from zoo.errors import InputError, StoreError
@@ -76,6 +77,7 @@ class Studied:
 
 
 @torch.inference_mode()
+@fast_products()
 def study(
     store: Store,
     exact: ModelManifest,

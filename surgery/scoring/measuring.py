@@ -16,6 +16,7 @@ from surgery.modules.stack import Stack
 from surgery.scoring.lens import Lens, alike
 from surgery.scoring.partials import Sums
 from surgery.scoring.runs import Pairing, ScoredUnit
+from surgery.tensors.half_products import fast_products
 from zoo.errors import Incomparable, InputError
 
 #: Bytes of hidden states in memory at a time, over all positions of both models.
@@ -83,6 +84,7 @@ def _width(stack: Stack) -> int:
 
 
 @torch.inference_mode()
+@fast_products()
 def measure(
     a: Stack,
     b: Stack,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 
 @cache
@@ -25,3 +29,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dtype != torch.bfloat16 or x.device.type != "cpu" or multiplies_half_fast():
         return F.linear(x, weight, bias)
     return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Compute the linear layers of any model by `linear` meanwhile, on this thread; as a decorator, during a call."""
+    if multiplies_half_fast():
+        yield
+    else:
+        with _Linear():
+            yield
+
+
+class _Linear(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        return linear(*args) if func is F.linear and not kwargs else func(*args, **(kwargs or {}))

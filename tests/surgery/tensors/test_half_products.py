@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from surgery.tensors import half_products
-from surgery.tensors.half_products import linear
+from surgery.tensors.half_products import fast_products, linear
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -37,3 +37,26 @@ def test_only_products_that_the_cpu_lacks_are_computed_in_float32(monkeypatch: p
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         assert linear(torch.ones(2, 3, dtype=dtype), torch.ones(4, 3, dtype=dtype)).dtype == dtype
     assert seen == [torch.float32, torch.bfloat16 if fast else torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_layers_of_a_model_are_computed_so_meanwhile(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    monkeypatch.setattr(half_products, "multiplies_half_fast", lambda: fast)
+    seen: list[int] = []
+
+    def counted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        seen.append(x.shape[0])
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(half_products, "linear", counted)
+    layer, x = torch.nn.Linear(3, 4, dtype=torch.bfloat16), torch.ones(2, 3, dtype=torch.bfloat16)
+
+    @fast_products()
+    def run() -> torch.Tensor:
+        return layer(x)
+
+    plain = layer(x)
+    assert seen == []
+    for _ in range(2):
+        torch.testing.assert_close(run(), plain, rtol=2**-7, atol=2**-7)
+    assert seen == ([] if fast else [2, 2])
