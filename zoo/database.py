@@ -34,13 +34,16 @@ class Database:
     Args:
         name: What messages call it.
         lock: Number of the advisory lock that writers take on PostgreSQL.
+        idle: Seconds after which PostgreSQL ends a transaction whose process is silent in it: a process that was
+            stopped holds no lock longer. None: no limit.
 
     Raises StoreError for a URL or driver that cannot be used.
     """
 
-    def __init__(self, url: str | URL, name: str, lock: int) -> None:
+    def __init__(self, url: str | URL, name: str, lock: int, idle: float | None = None) -> None:
         self._name = name
         self._lock = lock
+        self._idle = idle
         self.engine = self._make_engine(url)
 
     @property
@@ -99,7 +102,7 @@ class Database:
         try:
             parsed = make_url(url)
             if parsed.get_backend_name() != "sqlite":
-                return create_engine(parsed, pool_pre_ping=True)
+                return self._limited(create_engine(parsed, pool_pre_ping=True))
             if parsed.database in (None, "", ":memory:"):
                 raise StoreError(f"the {self._name} cannot live in memory: name a database file")
             engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS})
@@ -107,6 +110,20 @@ class Database:
             raise StoreError(f"this database URL cannot be used: {_first_line(error)}") from error
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _limited(self, engine: Engine) -> Engine:
+        """Let the server's side of each connection end transactions that are idle too long."""
+        if self._idle is None or engine.dialect.name != "postgresql":
+            return engine
+        setting = f"SET idle_in_transaction_session_timeout = {max(1, round(self._idle * 1000))}"
+
+        @event.listens_for(engine, "connect")
+        def limit(connection: Any, _record: object) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(setting)
+            connection.commit()
+
         return engine
 
     def _translated(self, error: DBAPIError) -> StoreError:

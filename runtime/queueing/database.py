@@ -3,8 +3,9 @@
 SQLite: the folder is locked (`flock`) and readable by its owner only.
 
 PostgreSQL: each server has a number and a lease (`servers`), which a thread renews. Every write is made in a
-transaction that first checks that the server still has its lease, and keeps it from losing that meanwhile. A server
-that has lost it writes nothing more until `rejoin`.
+transaction that first checks that the server still has its lease, and keeps it from losing that meanwhile; one in which
+the server is silent for the time of a lease is ended by the database. A server that has lost its lease writes nothing
+more until `rejoin`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class QueueDatabase:
             self.folder, url = _folder_and_url(target)
             if self.folder is not None:
                 self._stack.enter_context(_locked(self.folder, patience))
-            self._database = Database(url, "queue", _ADVISORY_LOCK)
+            # A server that is stopped in a transaction keeps its row locked: no server could bury it without a limit.
+            self._database = Database(url, "queue", _ADVISORY_LOCK, idle=lease)
             self._stack.callback(self._database.close)
             with self._database.explained():
                 self._writer = self._database.engine.connect()

@@ -38,9 +38,14 @@ def holds(connection: Connection, number: int) -> bool:
     return connection.execute(query).first() is not None
 
 
-def bury(connection: Connection) -> list[int]:
-    """End the part of servers with leases that are over, but for those that write now; return their numbers."""
-    over = select(_servers.c.id).where(_servers.c.expires < _now(connection)).with_for_update(skip_locked=True)
+def bury(connection: Connection, spared: int) -> list[int]:
+    """End the part of servers with leases that are over, but for those that write now; return their numbers.
+
+    Args:
+        spared: The server whose transaction this is: it lives, even if it was too slow to renew its lease.
+    """
+    late = (_servers.c.expires < _now(connection)) & (_servers.c.id != spared)
+    over = select(_servers.c.id).where(late).with_for_update(skip_locked=True)
     dead = list(connection.execute(over).scalars())
     if dead:
         connection.execute(delete(_servers).where(_servers.c.id.in_(dead)))

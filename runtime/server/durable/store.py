@@ -51,7 +51,7 @@ class RequestStore:
         owner = self.database.server
 
         def work(connection: Connection) -> TakenOver:
-            servers.bury(connection)
+            servers.bury(connection, owner)
             dead = requests.recover(connection, given_up, time.time_ns())
             return TakenOver(requests.adopt(connection, owner), dead)
 

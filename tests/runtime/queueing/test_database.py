@@ -18,6 +18,7 @@ from runtime.queueing.database import _ADVISORY_LOCK, LeaseLost, QueueDatabase
 from runtime.queueing.schema import QueueRow
 from tests import postgres
 from tests.runtime.queueing.test_requests import GIVEN_UP, NOW, made
+from tests.runtime.server.harness import eventually
 from zoo.errors import InputError, StoreBusy, StoreError
 
 _HOLD = """
@@ -145,7 +146,7 @@ def test_a_lease_is_renewed_while_its_server_lives(shared: str) -> None:
         for _ in range(10):
             time.sleep(0.15)
             with second.writing() as connection:
-                assert servers.bury(connection) == []
+                assert servers.bury(connection, second.server) == []
         touch(first)
 
 
@@ -157,7 +158,7 @@ def test_a_server_without_its_lease_writes_nothing_until_it_has_joined_again(sha
     time.sleep(0.5)
     touch(first)  # no server has taken over: it may go on
     with second.writing() as connection:
-        assert servers.bury(connection) == [old]
+        assert servers.bury(connection, second.server) == [old]
     for _ in range(2):
         with pytest.raises(LeaseLost):
             touch(first)
@@ -172,18 +173,55 @@ def test_a_server_without_its_lease_writes_nothing_until_it_has_joined_again(sha
 @pytest.mark.postgres
 def test_no_server_takes_over_while_a_server_writes(shared: str) -> None:
     """The fence holds also for a transaction that began in time and ends late."""
-    first, second = QueueDatabase(shared, lease=0.2), QueueDatabase(shared)
+    first, second = QueueDatabase(shared, lease=2.0), QueueDatabase(shared)
     first._heart.stop()  # type: ignore[union-attr]
     with first.writing() as connection:
-        time.sleep(0.5)
+        for _ in range(30):
+            time.sleep(0.1)
+            connection.execute(text("SELECT 1"))  # slow, not stopped
         with second.writing() as other:
-            assert servers.bury(other) == []
+            assert servers.bury(other, second.server) == []
         requests.put(connection, [made(1, owner=first.server)])
     with second.writing() as other:
-        assert servers.bury(other) == [first.server]
+        assert servers.bury(other, second.server) == [first.server]
         assert [each.id for each in requests.adopt(other, second.server)] == ["cmpl-1"]
     with closing(first), closing(second):
         pass
+
+
+@pytest.mark.postgres
+def test_a_server_that_is_stopped_in_a_transaction_is_buried_and_its_transaction_undone(shared: str) -> None:
+    first, second = QueueDatabase(shared, lease=0.3), QueueDatabase(shared)
+    first._heart.stop()  # type: ignore[union-attr]
+    old = first.server
+
+    def buried() -> bool:
+        with second.writing() as connection:
+            return servers.bury(connection, second.server) == [old]
+
+    with pytest.raises(StoreError), first.writing() as connection:
+        requests.put(connection, [made(1, owner=old)])
+        assert eventually(buried, 30)
+        requests.put(connection, [made(2, owner=old)])
+    with pytest.raises(LeaseLost):
+        touch(first)
+    with second.reading() as reader:
+        assert requests.get(reader, "cmpl-1") is None
+    first.rejoin()
+    touch(first)
+    first.close()
+    second.close()
+
+
+@pytest.mark.postgres
+def test_a_slow_server_does_not_bury_itself(shared: str) -> None:
+    """One that could not renew its lease in time, and looks then for what dead ones have left."""
+    with closing(QueueDatabase(shared, lease=0.2)) as queue:
+        queue._heart.stop()  # type: ignore[union-attr]
+        time.sleep(0.5)
+        with queue.writing() as connection:
+            assert servers.bury(connection, queue.server) == []
+        touch(queue)
 
 
 @pytest.mark.postgres

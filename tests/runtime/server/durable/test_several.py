@@ -93,6 +93,19 @@ def test_a_living_server_loses_nothing(lives: Any, shared: str) -> None:
         assert client.ended and client.statuses == [200] and len(client.tokens()) == 40
 
 
+def test_a_server_that_was_stopped_past_its_lease_with_no_other_there_goes_on(lives: Any, shared: str) -> None:
+    client = Client("key")
+    with lives("--pace", "0.2", *LEASE, target=shared) as server:
+        client.read(server, 3)
+        for _ in range(2):
+            os.kill(server.process.pid, signal.SIGSTOP)
+            time.sleep(2.5)
+            os.kill(server.process.pid, signal.SIGCONT)
+            client.read(server, 3)
+        client.read(server)
+        assert client.ended and set(client.statuses) == {200} and len(client.tokens()) == 40
+
+
 def test_a_parked_request_is_taken_over_at_once(lives: Any, shared: str) -> None:
     client = Client("key")
     with lives("--salt", "a", *SLOW, target=shared) as first, lives("--salt", "b", *LEASE, target=shared) as second:
