@@ -34,8 +34,8 @@ class Database:
     Args:
         name: What messages call it.
         lock: Number of the advisory lock that writers take on PostgreSQL.
-        idle: Seconds after which PostgreSQL ends a transaction whose process is silent in it: a process that was
-            stopped holds no lock longer. None: no limit.
+        idle: Seconds after which PostgreSQL ends a transaction in which no statement comes: a process that was stopped
+            holds no lock longer. None: no limit.
 
     Raises StoreError for a URL or driver that cannot be used.
     """

@@ -42,7 +42,7 @@ def bury(connection: Connection, spared: int) -> list[int]:
     """End the part of servers with leases that are over, but for those that write now; return their numbers.
 
     Args:
-        spared: The server whose transaction this is: it lives, even if it was too slow to renew its lease.
+        spared: The server that buries: it lives, even if it was too slow to renew its lease.
     """
     late = (_servers.c.expires < _now(connection)) & (_servers.c.id != spared)
     over = select(_servers.c.id).where(late).with_for_update(skip_locked=True)
