@@ -63,7 +63,7 @@ class Browser:
         entries = self._post("se/log", {"type": "browser"})
         return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
-    def eventually(self, condition: Callable[[], Any], seconds: float = 20.0) -> bool:
+    def eventually(self, condition: Callable[[], Any], seconds: float = 60.0) -> bool:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if condition():

@@ -30,7 +30,7 @@ from runtime.messages import SCHEDULER, AgentHello, AgentStats, Heartbeat, Messa
 from runtime.transport.messenger import Envelope, Messenger, PeerCut
 from runtime.transport.tensor_link import TensorLink
 
-LIMIT = 20.0
+LIMIT = 60.0
 VERSION = "1"
 MODEL = counting_model("org/m", "1 2* 3* 4", max_model_len=256)
 M = TypeVar("M", bound=Message)

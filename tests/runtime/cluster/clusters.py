@@ -22,7 +22,7 @@ from runtime.engine.fakes.integer_model import IntegerModel, counting_model, exp
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.runtime.cluster.agent_programs import counting
 
-LIMIT = 30.0
+LIMIT = 60.0
 #: Two fine-tunes of one foundation; only the last part of each is its own.
 MODELS = (
     counting_model("org/m", "1 2* 3 4* 5 6* 7 8", max_model_len=512),

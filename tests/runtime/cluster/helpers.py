@@ -19,7 +19,7 @@ from tests.runtime.cluster.whole import WholeEngine, answer, inline
 from tests.runtime.virtual import spec
 
 M = spec(max_model_len=4096)
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 class Gate:

@@ -14,7 +14,7 @@ from runtime.engine.tensors.process_groups import Gloo
 from runtime.engine.tensors.rendezvous import Rendezvous
 from runtime.transport.interfaces import ArrivedTensor, PeerNotice
 
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 class Wire:

@@ -151,18 +151,18 @@ def serving(
     server = make_server(app, replace(config, drain_seconds=2), ready.set)
     thread = threading.Thread(target=lambda: server.run(sockets=[bound]), daemon=True)
     thread.start()
-    if not ready.wait(10):
+    if not ready.wait(60):
         raise RuntimeError("the server did not start")
     try:
         yield Running(address_of(bound), driver, app.state.service.gate, config.api_key, app.state.service)
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         if opened is not None:
             opened.close()
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Return whether a condition comes true within `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -48,7 +48,7 @@ BASE = MODELS[0]
 #: Incarnation numbers of impostors.
 LIVES = itertools.count(50)
 #: Seconds after which a client without an answer counts as left hanging.
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 @contextmanager

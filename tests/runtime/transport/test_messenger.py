@@ -26,7 +26,7 @@ from runtime.transport.wire import decode, encode
 
 KEYS = Keys.make()
 ROW, STATE = ForwardRows(("s",), (1,), (1,), (4,), (1,), (True,), (2,)), Array("float32", (1, 2), bytes(8))
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 @pytest.fixture(params=["unix", "ipc"])

@@ -22,7 +22,7 @@ from runtime.transport.messenger import Envelope, Messenger, PeerCut
 from runtime.transport.tensor_link import TensorLink
 from tests.runtime.cluster.standin import StandIn
 
-LIMIT = 20.0
+LIMIT = 60.0
 ROW = ForwardRows(("s",), (1,), (1,), (4,), (1,), (True,), (2,))
 STATE = Array("float32", (1, 2), bytes(range(8)))
 PAGES = PageData(1, "s", 1, 0, 4, "d")

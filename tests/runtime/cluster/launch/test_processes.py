@@ -18,7 +18,7 @@ from runtime.cluster.launch import processes
 from runtime.cluster.launch.launcher import AgentDied
 from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 
-LIMIT = 20.0
+LIMIT = 60.0
 ENDS = (sys.executable, "-c", "import sys; sys.stdin.readline(); sys.stdin.readline(); sys.exit(3)")
 #: A program that does not read its input.
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")

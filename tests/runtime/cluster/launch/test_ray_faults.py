@@ -19,7 +19,7 @@ from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher
 from tests.runtime.cluster.agent_programs import counting
 from zoo.errors import InputError
 
-LIMIT = 10.0
+LIMIT = 60.0
 
 
 class Lost(Exception):

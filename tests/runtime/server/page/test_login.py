@@ -131,7 +131,7 @@ def test_cookies_are_read_in_time_linear_in_their_length(browser: httpx.Client) 
     for cookie in ('a="' + "\\a" * 30_000 + '"', "a=" * 30_000, ";" * 60_000, f"zoo_session_{port}=x;" * 2500):
         began = time.monotonic()
         assert browser.get("/", headers={"Cookie": cookie}).status_code == 303
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
 
 
 def test_sessions_end_with_time_and_are_bounded() -> None:

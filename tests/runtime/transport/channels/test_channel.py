@@ -22,7 +22,7 @@ from runtime.transport.wire import Frame, encode
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="SKIPPED: there are no packets of AF_UNIX here, or no epoll")
 
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 class Full(ZmqChannel):
