@@ -1,9 +1,9 @@
-"""`zoo export`: write a model's files, byte for byte as they were ingested."""
+"""`zoo export`: write a model's files, byte for byte as they were ingested, or a folder without weights for vLLM."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,15 +16,25 @@ def export(
     card: Annotated[
         bool, typer.Option("--card", help="Also write a model card: README.md, or ZOO_CARD.md beside one that came.")
     ] = False,
+    engine: Annotated[
+        Literal["vllm"] | None,
+        typer.Option(
+            "--for",
+            help="vllm: no weights, but which tensors of this store they are; `vllm serve DIR` reads them there.",
+        ),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a model's files, byte for byte; DIR loads with `from_pretrained`, an adapter's is a PEFT folder."""
     from zoo.api import Zoo
+    from zoo.errors import InputError
 
+    if card and engine is not None:
+        raise InputError("--card is for a model's own files, not with --for")
     with Zoo(store, database, create=False) as zoo:
-        report = zoo.model(name).export(folder, card)
+        report = zoo.model(name).export(folder, card, engine)
     if as_json:
         print_json({"model": report.model, "files": list(report.files), "bytes": report.bytes})
     else:

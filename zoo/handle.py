@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import ModelKind, ModelManifest
@@ -111,12 +111,20 @@ class ModelHandle:
         model.name_or_path = model.config._name_or_path = self.name
         return model
 
-    def export(self, folder: str | os.PathLike[str], card: bool = False) -> ExportReport:
+    def export(
+        self, folder: str | os.PathLike[str], card: bool = False, for_engine: Literal["vllm"] | None = None
+    ) -> ExportReport:
         """Write the model's files into `folder`, byte for byte as ingested; see `surgery.models.export.export`.
 
         Args:
             card: Also write a model card (`zoo.views.card`).
+            for_engine: "vllm": a folder without weights, for vLLM with this package's plugin; see
+                `surgery.vllm.folder.export_for_vllm`. It has no card.
         """
+        if for_engine == "vllm":
+            from surgery.vllm.folder import export_for_vllm
+
+            return export_for_vllm(self._store, self.name, Path(folder))
         from surgery.models.export import export
 
         return export(self._store, self.name, Path(folder), self._card if card else None)

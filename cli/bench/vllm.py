@@ -1,7 +1,8 @@
 """vLLM's offline engine as a runner: one base model in memory at a time, with its LoRAs.
 
-Models are exported from the store into a temporary folder. The V1 engine is stepped from here, so that every token has
-its time. vLLM is imported when the runner is made. Written against vLLM 0.32, tested with its build for CPUs.
+Bases are read from the store (`surgery.vllm`), LoRAs are exported into a temporary folder. The V1 engine is stepped
+from here, so that every token has its time. vLLM is imported when the runner is made. Written against vLLM 0.32, tested
+with its build for CPUs.
 """
 
 from __future__ import annotations
@@ -114,10 +115,11 @@ class VllmRunner:
         return importlib.import_module("vllm.lora.request").LoRARequest(name, number, str(self._exported(name)))
 
     def _exported(self, name: str) -> Path:
-        """Return the folder with a model's files, exported once."""
+        """Return the folder of a model, exported once: a LoRA's files, any other model's without weights."""
         folder = Path(self._folder.name) / name.replace("/", "--")
         if not folder.exists():
-            self._zoo.model(name).export(folder)
+            handle = self._zoo.model(name)
+            handle.export(folder, for_engine=None if handle.kind == "lora" else "vllm")
         return folder
 
     def _shut_engine(self) -> None:

@@ -60,6 +60,13 @@ def spot_of(family: Family, key: str) -> ComponentSpot | None:
     return None
 
 
+def disk_key(family: Family, layer: int | None, name: str) -> str:
+    """Return the canonical key on disk of a component's tensor: the inverse of `spot_of`."""
+    if name.startswith("lm_head."):
+        return family.head + name.removeprefix("lm_head")
+    return f"{family.prefix}{name}" if layer is None else f"{family.prefix}{family.stack}.{layer}.{name}"
+
+
 def layer_kinds(family: Family) -> tuple[ComponentKind, ...]:
     """Return the components of one layer, in order."""
     return ("layer",) if family.parallel else ("attention", "ffn")

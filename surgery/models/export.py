@@ -70,11 +70,11 @@ def export(
             raise InputError(
                 f"{manifest.name} exists as a chain only, not as files: its blocks have adapters; merge these first"
             )
-        with _appearing(target) as made:
-            sizes = {path: _write(made / path, chunks) for path, chunks in _files(store, manifest)}
+        with appearing(target) as made:
+            sizes = {path: write_file(made / path, chunks) for path, chunks in _files(store, manifest)}
             if card is not None:
                 path = _card_path(sizes)
-                sizes[path] = _write(made / path, [card([_written(made, file) for file in sorted(sizes)]).encode()])
+                sizes[path] = write_file(made / path, [card([_written(made, file) for file in sorted(sizes)]).encode()])
     return ExportReport(manifest.name, tuple(sorted(sizes)), sum(sizes.values()))
 
 
@@ -89,9 +89,9 @@ def _files(store: Store, manifest: ModelManifest) -> Iterator[tuple[str, Iterabl
     """Yield path and content of each file, without inherited ones."""
     for side in manifest.side_files:
         if not side.inherited:
-            yield _checked(side.path), [store.read_blob(side.blob)]
+            yield checked_path(side.path), [store.read_blob(side.blob)]
     for weights in manifest.weight_files:
-        yield _checked(weights.path), _weight_chunks(store, weights)
+        yield checked_path(weights.path), _weight_chunks(store, weights)
 
 
 def _weight_chunks(store: Store, weights: WeightFile) -> Iterator[bytes]:
@@ -103,7 +103,7 @@ def _weight_chunks(store: Store, weights: WeightFile) -> Iterator[bytes]:
             raise store.blamed(digest, error) from error
 
 
-def _checked(path: str) -> str:
+def checked_path(path: str) -> str:
     """Return a path from the catalogue if it stays inside the folder. Raises MalformedCheckpoint otherwise."""
     parts = PurePosixPath(path).parts
     if (
@@ -118,7 +118,7 @@ def _checked(path: str) -> str:
 
 
 @contextmanager
-def _appearing(target: Path) -> Iterator[Path]:
+def appearing(target: Path) -> Iterator[Path]:
     """Create a folder beside the target that replaces it on success and is removed on failure."""
     _check_empty(target)
     made = target.parent / f".{target.name}.{secrets.token_hex(6)}.part"
@@ -148,7 +148,7 @@ def _explained(error: OSError, target: Path) -> InputError | StoreFull:
     return InputError(f"cannot export to {target}: {error.strerror or error}")
 
 
-def _write(path: Path, chunks: Iterable[bytes]) -> int:
+def write_file(path: Path, chunks: Iterable[bytes]) -> int:
     """Write one file durably and return its size."""
     path.parent.mkdir(parents=True, exist_ok=True)
     size = 0

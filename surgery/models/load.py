@@ -17,6 +17,7 @@ from surgery.adapters.bottleneck_module import hook_bottlenecks
 from surgery.chains.plan import is_chain
 from surgery.families.settings import config_of, side_json
 from surgery.families.table import FAMILIES, Family
+from surgery.ingest.cut import disk_key
 from surgery.tensors.pool import dtype_of, stored_tensor, stored_tensors
 from zoo.errors import InputError, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed
@@ -114,13 +115,6 @@ def _chain_state(store: Store, components: Iterable[Placed], family: Family) -> 
 def _state(store: Store, entries: Sequence[tuple[str, str]]) -> dict[str, torch.Tensor]:
     tensors = stored_tensors(store, [digest for _, digest in entries])
     return {key: tensor for (key, _), tensor in zip(entries, tensors, strict=True)}
-
-
-def disk_key(family: Family, layer: int | None, name: str) -> str:
-    """Return the canonical key on disk of a component's tensor: the inverse of `surgery.ingest.cut.spot_of`."""
-    if name.startswith("lm_head."):
-        return family.head + name.removeprefix("lm_head")
-    return f"{family.prefix}{name}" if layer is None else f"{family.prefix}{family.stack}.{layer}.{name}"
 
 
 def _adapted(store: Store, manifest: ModelManifest, model: Any) -> Any:

@@ -19,7 +19,7 @@ from surgery.chains.plan import CHAIN, ChainPlan, config_for
 from surgery.families.settings import context_length
 from surgery.families.specs import spec_of
 from surgery.families.table import FAMILIES, Family, family_of, is_tied
-from surgery.models.load import disk_key
+from surgery.ingest.cut import disk_key
 from surgery.partition.regroup import regroup
 from zoo.catalog.names import check_name
 from zoo.errors import InputError

@@ -7,7 +7,7 @@ maps them. A packed one is decoded into new memory on each request.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,8 +56,13 @@ def dtype_of(name: str | torch.dtype) -> torch.dtype:
 
 def stored_tensor(store: Store, digest: str) -> torch.Tensor:
     """Return a stored tensor on the CPU. Raises zoo.errors.DamagedObject that names the affected models."""
+    return tensor_of(store.open_tensor, digest)
+
+
+def tensor_of(open_: Callable[[str], OpenedTensor | Decoded], digest: str) -> torch.Tensor:
+    """Return a tensor on the CPU of the object that `open_` finds. Raises as `open_`."""
     while True:
-        opened = store.open_tensor(digest)
+        opened = open_(digest)
         try:
             return map_tensor(opened)
         except RuntimeError:

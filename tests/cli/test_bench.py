@@ -369,7 +369,7 @@ def test_vllm_is_stepped_with_the_very_requests_of_the_workload(store: Path, mon
 
     def llm(**options: Any) -> Any:
         made.append(options)
-        assert Path(options["model"], "config.json").exists()
+        assert Path(options["model"], "blockzoo.json").exists()
         engines.append(Engine())
         return types.SimpleNamespace(llm_engine=engines[-1])
 

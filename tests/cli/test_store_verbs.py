@@ -242,3 +242,14 @@ def test_a_gguf_file_goes_in_and_comes_out_the_same(zoo: Runner, tmp_path: Path)
     refused = zoo("ingest", broken)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     assert "m-Q4_0.gguf: the file is truncated" in refused.stderr
+
+
+def test_export_for_vllm_writes_no_weights_and_refuses_a_card(zoo, family, tmp_path):
+    zoo("ingest", str(family / "base"), "--name", "org/base")
+    out = tmp_path / "out"
+    done = zoo("export", "org/base", str(out), "--for", "vllm", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["files"] == sorted(path.name for path in out.iterdir())
+    assert "blockzoo.json" in report["files"] and not [each for each in report["files"] if "safetensors" in each]
+    refused = zoo("export", "org/base", str(tmp_path / "other"), "--for", "vllm", "--card")
+    assert refused.returncode == 2 and "--card" in refused.stderr and not (tmp_path / "other").exists()
