@@ -79,10 +79,12 @@ class VllmChain(nn.Module):
         return hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        return self.logits_processor(self.parts[-1].lm_head, hidden_states)  # type: ignore[no-any-return]
+        logits: Tensor | None = self.logits_processor(self.parts[-1].lm_head, hidden_states)
+        return logits
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)  # type: ignore[no-any-return]
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+        return loaded
 
 
 class _Embedding(nn.Module):
@@ -98,7 +100,8 @@ class _Attention(nn.Module):
         self.self_attn = _attention(config, vllm_config, f"{prefix}.self_attn")
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        return hidden + self.self_attn(positions=positions, hidden_states=self.input_layernorm(hidden))  # type: ignore[no-any-return]
+        added: Tensor = self.self_attn(positions=positions, hidden_states=self.input_layernorm(hidden))
+        return hidden + added
 
 
 class _Ffn(nn.Module):
@@ -114,7 +117,8 @@ class _Ffn(nn.Module):
         )
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+        added: Tensor = self.mlp(self.post_attention_layernorm(hidden))
+        return hidden + added
 
 
 class _Head(nn.Module):

@@ -22,14 +22,14 @@ from surgery.families.settings import config_of, context_length
 from surgery.families.table import FAMILIES, family_of
 from surgery.ingest.cut import disk_key
 from surgery.models.export import ExportReport, appearing, checked_path, write_file
-from surgery.vllm.stored_weights import FILE, LowRank, StoredWeights
+from surgery.vllm.stored_weights import FILE, LowRankPart, StoredWeights
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest, Placed
 from zoo.store import Store
 
-#: Families whose components `surgery.vllm.chain_model` builds from vLLM's modules.
+#: Families of the components that `surgery.vllm.chain_model` builds from vLLM's modules.
 CHAIN_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-#: Kinds of models whose adapters change more than weights.
+#: Kinds of models with adapters that change more than weights.
 _NOT_WEIGHTS = frozenset({"prompt", "prefix", "adapter", "ia3"})
 #: Torch's names of the dtypes that vLLM computes in.
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -66,10 +66,10 @@ def export_for_vllm(store: Store, name: str, folder: Path) -> ExportReport:
     return ExportReport(manifest.name, tuple(sizes), sum(sizes.values()))
 
 
-def _weights(manifest: ModelManifest, plan: ChainPlan | None) -> tuple[dict[str, str], dict[str, LowRank]]:
+def _weights(manifest: ModelManifest, plan: ChainPlan | None) -> tuple[dict[str, str], dict[str, LowRankPart]]:
     """Return key -> digest, and key -> low-rank part."""
     tensors: dict[str, str] = {}
-    low_rank: dict[str, LowRank] = {}
+    low_rank: dict[str, LowRankPart] = {}
     for at, placed in enumerate(manifest.components):
         for name, digest in placed.component.tensors:
             tensors[_key(placed, at, name, plan)] = digest
@@ -84,7 +84,7 @@ def _key(placed: Placed, at: int, name: str, plan: ChainPlan | None) -> str:
     return disk_key(FAMILIES[placed.component.family], placed.layer, name)
 
 
-def _low_rank(model: str, placed: Placed) -> list[tuple[str, LowRank]]:
+def _low_rank(model: str, placed: Placed) -> list[tuple[str, LowRankPart]]:
     adapter = placed.component.adapter
     if adapter is None:
         return []
@@ -96,7 +96,7 @@ def _low_rank(model: str, placed: Placed) -> list[tuple[str, LowRank]]:
         if how.get("dora") or how.get("embedding") or f"{module}.lora_B.bias" in named:
             raise NotServable(f"{model}: the adapter on {module} is more than a low-rank part of its weight")
         a, b = (named[f"{module}.lora_{side}.weight"] for side in "AB")
-        parts.append((module, LowRank(a, b, float(how["scaling"]), bool(how.get("fan_in_fan_out")))))
+        parts.append((module, LowRankPart(a, b, float(how["scaling"]), bool(how.get("fan_in_fan_out")))))
     return parts
 
 

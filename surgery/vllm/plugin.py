@@ -14,6 +14,8 @@ from typing import Any
 
 _log = logging.getLogger("blockzoo.vllm")
 
+#: The module of the model class; vLLM imports it where it makes one.
+_CHAINS = "surgery.vllm.chain_model"
 #: What vLLM calls the way weights are loaded without `--load-format`.
 _DEFAULT = "auto"
 
@@ -26,7 +28,7 @@ def register() -> None:
     loaders: Any = importlib.import_module("vllm.model_executor.model_loader")
     registry: Any = importlib.import_module("vllm.model_executor.models").ModelRegistry
     register_config()
-    registry.register_model("BlockZooChainForCausalLM", "surgery.vllm.chain_model:VllmChain")
+    registry.register_model("BlockZooChainForCausalLM", f"{_CHAINS}:VllmChain")
     known: dict[str, type] | None = getattr(loaders, "_LOAD_FORMAT_TO_MODEL_LOADER", None)
     if known is not None and FORMAT in known:
         return

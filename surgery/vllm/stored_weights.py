@@ -28,7 +28,7 @@ _BYTES, _KEY = 64 << 20, 512
 
 
 @dataclass(frozen=True, slots=True)
-class LowRank:
+class LowRankPart:
     """A low-rank part of one weight W [out, in]: W + scaling * B A.
 
     Fields:
@@ -57,7 +57,7 @@ class StoredWeights:
     model: str
     store: Path
     tensors: Mapping[str, str]
-    low_rank: Mapping[str, LowRank] = field(default_factory=dict)
+    low_rank: Mapping[str, LowRankPart] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the file's content."""
@@ -92,7 +92,7 @@ def read_stored_weights(folder: Path) -> StoredWeights | None:
     )
 
 
-def _low_rank(path: Path, key: str, part: Any, tensors: Mapping[str, str]) -> LowRank:
+def _low_rank(path: Path, key: str, part: Any, tensors: Mapping[str, str]) -> LowRankPart:
     usable = (
         key in tensors
         and isinstance(part, dict)
@@ -104,7 +104,7 @@ def _low_rank(path: Path, key: str, part: Any, tensors: Mapping[str, str]) -> Lo
     )
     if not usable:
         raise MalformedCheckpoint(f"{path} has a low-rank part that fits no tensor")
-    return LowRank(part["a"], part["b"], float(part["scaling"]), part["transposed"])
+    return LowRankPart(part["a"], part["b"], float(part["scaling"]), part["transposed"])
 
 
 def _is_key(key: str) -> bool:

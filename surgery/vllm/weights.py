@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from surgery.tensors.pool import tensor_of
-from surgery.vllm.stored_weights import LowRank, StoredWeights
+from surgery.vllm.stored_weights import LowRankPart, StoredWeights
 from zoo.errors import DamagedObject, StoreError
 from zoo.objects import identity, locks
 from zoo.objects.objects import ObjectStore
@@ -38,7 +38,7 @@ def read_weights(weights: StoredWeights) -> Iterator[tuple[str, Tensor]]:
             raise StoreError(f"{weights.model} cannot be read from {root}: {error}") from error
 
 
-def _with_low_rank(read: Callable[[str], Tensor], digest: str, part: LowRank) -> Tensor:
+def _with_low_rank(read: Callable[[str], Tensor], digest: str, part: LowRankPart) -> Tensor:
     weight, a, b = (read(each) for each in (digest, part.a, part.b))
     added = (b.float() @ a.float()) * part.scaling
     return (weight.float() + (added.T if part.transposed else added)).to(weight.dtype)

@@ -87,11 +87,11 @@ def test_vllm_serves_a_folder(zoo: Zoo, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    vllm = str(Path(PYTHON).with_name("vllm"))
+    serve = [PYTHON, "-m", "vllm.entrypoints.openai.api_server"]  # `vllm serve`, which lacks its package's name on CPUs
     options = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "128", "--host", "127.0.0.1"]
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(
-            [vllm, "serve", str(tmp_path / "out"), *options, "--port", str(port)],
+            [*serve, "--model", str(tmp_path / "out"), *options, "--port", str(port)],
             stdout=log,
             stderr=log,
             env=ENGINE,
