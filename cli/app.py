@@ -23,6 +23,8 @@ VERBS: dict[str, str] = {
     "ls": "cli.ls",
     "show": "cli.show",
     "rm": "cli.rm",
+    "alias": "cli.alias",
+    "rollback": "cli.rollback",
     "export": "cli.export",
     "verify": "cli.verify",
     "gc": "cli.gc",

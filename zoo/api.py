@@ -17,10 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from zoo.aliases import set_alias
 from zoo.catalog import ModelEntry, ModelSummary
 from zoo.errors import InputError
 from zoo.handle import ModelHandle
-from zoo.records import Equivalence
+from zoo.records import Alias, Equivalence
 from zoo.store import Store
 from zoo.upkeep.audit import Audit, audit
 from zoo.upkeep.collect import Collected, collect
@@ -167,6 +168,28 @@ class Zoo:
         from surgery.models.remove import remove
 
         return remove(self.store, name)
+
+    def aliases(self) -> list[Alias]:
+        """Return all aliases, sorted by name."""
+        with self.store.catalog.reading() as reader:
+            return reader.aliases()
+
+    def set_alias(self, name: str, target: str) -> Alias:
+        """Let a name stand for a model, or for several with shares (`a:90,b:10`); servers follow at once.
+
+        Raises InputError, NameTaken, NotFound, AmbiguousName: see `zoo.aliases.set_alias`.
+        """
+        return set_alias(self.store, name, target)
+
+    def roll_back(self, alias: str) -> Alias:
+        """Let an alias point to what it pointed to before. Raises NotFound, InputError."""
+        with self.store.catalog.writing() as writer:
+            return writer.roll_back(alias)
+
+    def delete_alias(self, name: str) -> None:
+        """Delete an alias; its models and its history stay. Raises NotFound."""
+        with self.store.catalog.writing() as writer:
+            writer.delete_alias(name)
 
     def compare(
         self, a: str, b: str, settings: CompareSettings | None = None, progress: Progress | None = None

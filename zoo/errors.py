@@ -12,7 +12,7 @@ ZooError                      exit code 2, one line on standard error
 ├── NotFound                  no model of that name
 ├── AmbiguousName             several models have that ending; the candidates are listed
 ├── NameTaken                 another model has the name already
-├── InUse                     other models depend on it
+├── InUse                     other models depend on it, or an alias points to it
 ├── TrainingFailed            exit code 1: a training diverged; the last good state was kept
 ├── Unavailable               the runtime takes no requests: it drains, or its engine has died
 └── StoreError                the store itself
@@ -76,7 +76,7 @@ class NameTaken(ZooError):
 
 
 class InUse(ZooError):
-    """Other models depend on this one."""
+    """Other models depend on this one, or an alias points to it."""
 
 
 class TrainingFailed(ZooError):

@@ -1,4 +1,4 @@
-"""Results about models as frozen data: scored pairs of runs, and documents. Does not depend on torch or the tables.
+"""Facts about models as frozen data: scored pairs of runs, documents, aliases. No torch, no tables.
 
 A *run* is components [lo, hi) of a model's chain. A scored pair records what it was scored on, so that a score is never
 used without its probe (BL-06).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 #: `equivalent`: symmetric, not transitive. `surrogate`: b is a cheaper stand-in for a. `delta`: b is a low-rank
@@ -52,3 +53,57 @@ class Document:
     model: str
     key: str
     value: Any
+
+
+#: What happened to an alias.
+AliasAct = Literal["set", "promote", "rollback", "delete"]
+
+
+@dataclass(frozen=True, slots=True)
+class AliasTarget:
+    """A model that an alias stands for. `share`: percent of the requests for the alias that it answers."""
+
+    model: str
+    share: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class AliasChange:
+    """One change of an alias.
+
+    Fields:
+        id: Grows with every change of any alias.
+        targets: What the alias has pointed to from then on; none once it is deleted.
+        previous: The change that a rollback goes back to.
+        figures: What the change was decided by, as JSON.
+        created: UTC.
+    """
+
+    id: int
+    alias: str
+    act: AliasAct
+    targets: tuple[AliasTarget, ...]
+    previous: int | None
+    figures: Any
+    created: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A name that stands for one model, or for several with their shares.
+
+    Fields:
+        now: Its latest change.
+        before: The change that a rollback goes back to; None if there is none.
+    """
+
+    now: AliasChange
+    before: AliasChange | None
+
+    @property
+    def name(self) -> str:
+        return self.now.alias
+
+    @property
+    def targets(self) -> tuple[AliasTarget, ...]:
+        return self.now.targets

@@ -113,7 +113,7 @@ def served_routes() -> list[Route]:
     service.workers.shutdown()
     service = replace(service, durable=cast(DurableRuns, _NoQueue()))
     page = PageContext(cast(CatalogueReads, None), None, service, cast(UpkeepJob, None), False)
-    return routes_of(service, BatchRoutes(service), page)
+    return routes_of(service, BatchRoutes(service), page, None)
 
 
 def _name(route: Route) -> str:

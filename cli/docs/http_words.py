@@ -175,6 +175,10 @@ ROUTES: Mapping[str, Said] = {
     "POST /ui/logout": Said("a redirect (303) to the login", errors={403: "sent from another site"}),
     "GET /ui/zoo.css": Said("CSS"),
     "GET /ui/icon.svg": Said("SVG"),
+    "GET /zoo/aliases": Said(
+        """{"aliases": [{"name", "targets": [{"model", "share"}] | null, "change", "wanted": {"targets", "change"} """
+        """| null, "error"}]}; `wanted` is a change that waits for its models, `error` why they cannot be served"""
+    ),
     "GET /zoo/models": Said(
         """{"models": [{"name", "kind", "base", "family", "params", "blocks", "bytes", "bytes_own", …, "loaded"}]}"""
     ),

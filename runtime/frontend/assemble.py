@@ -58,12 +58,14 @@ class Receipt:
         arrival: Nanoseconds of the driver's clock.
         seed: Seeds of the sequences are derived from it where the body has none, so that the same body becomes the same
             sequences again; None: they are drawn.
+        begun_on: Full name of the model that the request was accepted for, if that was before.
     """
 
     id: str
     created: int = 0
     arrival: int = 0
     seed: int | None = None
+    begun_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from runtime.frontend.aliases import ServedAlias
 from runtime.frontend.errors import unknown_model
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import ModelSpec
@@ -35,6 +36,7 @@ class ServedModel:
         created: Unix seconds.
         asked: The requested model, if this one is one of its exits.
         chain: Identity of the components it runs.
+        alias: The alias that a request named, if it named one.
         exits: `exits[k]` has the `chain` values of exits behind k layers (`zoo.views.exits`).
     """
 
@@ -45,6 +47,7 @@ class ServedModel:
     asked: str | None = None
     chain: str = ""
     exits: tuple[frozenset[str], ...] = ()
+    alias: str = ""
 
     @property
     def name(self) -> str:
@@ -92,7 +95,7 @@ class NotServedYet(Exception):
 
 
 class ServedModels:
-    """The served models by name.
+    """The served models by name, and the aliases that stand for them.
 
     Changed only on the event loop's thread. Lookups on any thread see one consistent state.
 
@@ -103,6 +106,7 @@ class ServedModels:
     def __init__(self, models: Iterable[ServedModel] = (), on_demand: Iterable[StoredModel] = ()) -> None:
         self._by_name: Mapping[str, ServedModel] = {model.name: model for model in models}
         self._on_demand = {model.name: model for model in on_demand}
+        self._aliases: Mapping[str, ServedAlias] = {}
 
     def all(self) -> list[ServedModel]:
         """Return the models sorted by name."""
@@ -111,6 +115,22 @@ class ServedModels:
     def has(self, name: str) -> bool:
         """Return whether a model of this full name is served."""
         return name in self._by_name
+
+    def knows(self, name: str) -> bool:
+        """Return whether requests may name a model by this full name."""
+        return name in self._by_name or name in self._on_demand
+
+    def alias(self, name: str) -> ServedAlias | None:
+        """Return the alias of this name, if requests may name it."""
+        return self._aliases.get(name)
+
+    def aliases(self) -> list[ServedAlias]:
+        """Return the aliases, sorted by name; without those whose name a served model has."""
+        return [alias for name, alias in sorted(self._aliases.items()) if not self.knows(name)]
+
+    def set_aliases(self, aliases: Mapping[str, ServedAlias]) -> None:
+        """Replace all aliases at one moment."""
+        self._aliases = dict(aliases)
 
     def on_demand(self) -> list[StoredModel]:
         """Return the models that are served on demand and are not served yet, sorted by name."""
@@ -136,16 +156,22 @@ class ServedModels:
         """Return the numbers of layers behind which an exit of the model is served."""
         return tuple(layers for layers in range(len(model.exits)) if self.exit_of(model, layers) is not None)
 
-    def find(self, name: str) -> ServedModel:
-        """Return a model by its name or by a unique ending of it, as in the catalogue.
+    def find(self, name: str, user: str | None = None) -> ServedModel:
+        """Return a model by its name, by an alias that stands for it now, or by a unique ending, as in the catalogue.
+
+        Args:
+            user: Of the request: an alias of several models keeps to one for each user.
 
         Raises RequestError 404; NotServedYet for a model that is served on demand.
         """
-        models = self._by_name
+        # The aliases first: what they point to is served before they point to it.
+        aliases, models = self._aliases, self._by_name
         if name in models:
             return models[name]
         if name in self._on_demand:
             raise NotServedYet(self._on_demand[name])
+        if name in aliases:
+            return self._standing_for(aliases[name], user)
         known = {*models, *self._on_demand}
         ending = sorted(each for each in known if name and each.lower().endswith(name.lower()))
         if len(ending) == 1:
@@ -156,3 +182,11 @@ class ServedModels:
         if ending:
             raise unknown_model(f"The model `{shown}` is ambiguous: {', '.join(ending)}")
         raise unknown_model(f"The model `{shown}` does not exist or is not served here.")
+
+    def _standing_for(self, alias: ServedAlias, user: str | None) -> ServedModel:
+        target = alias.target_for(user)
+        if target in self._on_demand and target not in self._by_name:
+            raise NotServedYet(self._on_demand[target])
+        if target not in self._by_name:
+            raise unknown_model(f"The model `{target}`, which alias `{alias.name}` stands for, is not served here.")
+        return replace(self._by_name[target], alias=alias.name)

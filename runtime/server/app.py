@@ -21,6 +21,8 @@ from runtime.frontend.apis.responses import ResponseBody
 from runtime.frontend.schemas import ChatBody, CompletionBody
 from runtime.frontend.served_models import ServedModel, ServedModels, StoredModel
 from runtime.queueing.database import QueueDatabase
+from runtime.server.aliases.follower import AliasFollower
+from runtime.server.aliases.routes import AliasRoutes
 from runtime.server.answers.response_routes import ResponseRoutes
 from runtime.server.auth import Guard
 from runtime.server.batches.batch_service import BatchService
@@ -57,7 +59,7 @@ def build_app(
     Args:
         on_demand: Models served once a request names them.
         queue: Where durable requests are kept.
-        store: What the page shows; without one there is no page.
+        store: What the page shows, and where aliases are; without one there is neither.
 
     `app.state.service` is the `Service` that the routes share, and `app.state.park` puts durable requests down for the
     next server. The caller owns the driver and the queue and closes them.
@@ -67,14 +69,17 @@ def build_app(
     app.state.service, app.state.gate, app.state.park = service, service.gate, partial(_park, app)
     app.state.batches = batches = BatchRoutes(service)
     app.state.page = page = None if store is None else page_context(store, config.api_key, service)
-    app.router.routes.extend(routes_of(service, batches, page))
+    app.state.aliases = aliases = None if store is None else AliasFollower(service, store)
+    app.router.routes.extend(routes_of(service, batches, page, aliases))
     for kind in (ZooError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
     app.add_middleware(Guard, api_key=config.api_key, sessions=None if page is None else page.sessions)
     return app
 
 
-def routes_of(service: Service, batches: BatchRoutes, page: PageContext | None) -> list[Route]:
+def routes_of(
+    service: Service, batches: BatchRoutes, page: PageContext | None, aliases: AliasFollower | None
+) -> list[Route]:
     """Return every route of the server."""
     routes = ZooRoutes(service)
     # Names may hold slashes ("meta-llama/Llama-2-7b"), so they take the rest of the path.
@@ -94,6 +99,7 @@ def routes_of(service: Service, batches: BatchRoutes, page: PageContext | None) 
         Route("/health", routes.health, methods=["GET"]),
         Route("/live", routes.live, methods=["GET"]),
         Route("/metrics", routes.metrics, methods=["GET"]),
+        *AliasRoutes(aliases).routes(),
         Route("/zoo/models", routes.zoo_models, methods=["GET"]),
         Route("/zoo/state", routes.zoo_state, methods=["GET"]),
         Route("/zoo/ledger", routes.zoo_ledger, methods=["GET"]),
@@ -127,6 +133,9 @@ def _batch_routes(routes: BatchRoutes) -> list[Route]:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     async with AsyncExitStack() as stack:
+        if app.state.aliases is not None:  # before the queue, whose requests may name them
+            await app.state.aliases.open()
+            stack.push_async_callback(app.state.aliases.close)
         if service.durable is not None:
             await service.durable.open()
             stack.push_async_callback(service.durable.close)

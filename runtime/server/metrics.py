@@ -95,7 +95,7 @@ class ModelMetrics:
     """The instruments of one model, so that labels are looked up once per request and not once per token."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
-        self._finished = metrics.finished
+        self._finished, self._aliased = metrics.finished, metrics.aliased
         self._model = model
         self.prompt_tokens = metrics.prompt_tokens.labels(model)
         self.first_token = metrics.first_token.labels(model)
@@ -107,6 +107,10 @@ class ModelMetrics:
 
     def finish(self, reason: FinishReason) -> None:
         self._finished.labels(self._model, reason).inc()
+
+    def count_alias(self, alias: str) -> None:
+        """Count a request for an alias that the model answers."""
+        self._aliased.labels(alias, self._model).inc()
 
 
 class Metrics:
@@ -120,6 +124,9 @@ class Metrics:
         )
         self.finished = self._counter(
             "vllm:request_success", "Sequences that ended, by reason.", [*label, "finished_reason"]
+        )
+        self.aliased = self._counter(
+            "blockzoo:alias_requests", "Requests for an alias, by the model that answers them.", ["alias", *label]
         )
         self.first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From a request to its first token.", _FIRST_SECONDS

@@ -6,17 +6,24 @@ What adaptive requests get in place of their model is the scheduler's choice (`s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runtime.frontend.errors import unsupported
 from runtime.frontend.schemas import ServedBody
 from runtime.frontend.served_models import ServedModel
 from runtime.server.context import Service
 
 
-def model_for(service: Service, body: ServedBody) -> ServedModel:
-    """Return the model that a request gets. Raises RequestError: 404 for a name that is not served, 400 for an exit
-    that is not.
+def model_for(service: Service, body: ServedBody, begun_on: str = "") -> ServedModel:
+    """Return the model that a request gets.
+
+    Args:
+        begun_on: The model that a stored request was accepted for: what an alias points to may have changed since.
+
+    Raises RequestError: 404 for a name that is not served, 400 for an exit that is not.
     """
-    model = service.models.find(body.model)
+    kept = body.early_exit is None and service.models.knows(begun_on)
+    model = service.models.find(begun_on if kept else body.model)
     return model if body.early_exit is None else _exit(service, model, body.early_exit)
 
 
@@ -29,4 +36,4 @@ def _exit(service: Service, model: ServedModel, layers: int) -> ServedModel:
         raise unsupported(
             "early_exit", f"{model.name} is not served up to layer {layers} only; its exits here: {known}"
         )
-    return found
+    return replace(found, alias=model.alias)

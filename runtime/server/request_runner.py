@@ -54,7 +54,7 @@ def limits_of(service: Service) -> Limits:
 def prepare(service: Service, kind: type[ServedBody], raw: bytes, receipt: Receipt) -> Prepared:
     """Parse, tokenize and check a body. Runs on a worker thread. Raises RequestError."""
     body = parse(kind, raw)
-    limits, model = limits_of(service), model_for(service, body)
+    limits, model = limits_of(service), model_for(service, body, receipt.begun_on)
     if isinstance(body, CompletionBody):
         generation = assemble_completion(body, model, receipt, limits)
     elif isinstance(body, ChatBody):
@@ -98,6 +98,8 @@ class Meter:
         self._last: dict[int, float] = {}
         self._resumed, self._counted = resumed, False
         metrics.request_prompt.observe(self._prompt_tokens)
+        if prepared.generation.model.alias and not resumed:
+            metrics.count_alias(prepared.generation.model.alias)
 
     def step(self, pieces: Iterable[TextPiece]) -> None:
         now = time.monotonic()

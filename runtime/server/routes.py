@@ -14,8 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from runtime.frontend.aliases import ServedAlias
 from runtime.frontend.errors import RequestError, unknown_model
-from runtime.frontend.served_models import NotServedYet, ServedModel, StoredModel
+from runtime.frontend.served_models import NotServedYet, ServedModel, ServedModels, StoredModel
 from runtime.role_config import RoleName
 from runtime.server.auth import is_known
 from runtime.server.context import Service
@@ -42,13 +43,17 @@ class ZooRoutes:
     async def list_models(self, request: Request) -> Response:
         """List the models that are served, or are once a request names them."""
         models = self._service.models
-        cards = [*map(_card, models.all()), *map(_stored_card, models.on_demand())]
+        aliases = [_alias_card(models, alias) for alias in models.aliases()]
+        cards = [*map(_card, models.all()), *map(_stored_card, models.on_demand()), *aliases]
         return reply({"object": "list", "data": sorted(cards, key=lambda card: str(card["id"]))})
 
     async def show_model(self, request: Request) -> Response:
-        """Show one served model, named in full or by a unique ending."""
+        """Show one served model, named in full or by a unique ending, or what an alias stands for."""
+        name, models = request.path_params["name"], self._service.models
+        if not models.knows(name) and (alias := models.alias(name)) is not None:
+            return reply(_alias_card(models, alias))
         try:
-            return reply(_card(self._service.models.find(request.path_params["name"])))
+            return reply(_card(models.find(name)))
         except NotServedYet as unserved:
             return reply(_stored_card(unserved.model))
 
@@ -126,6 +131,10 @@ class ZooRoutes:
                 model = self._service.models.find(request.path_params["name"])
             except NotServedYet as unserved:
                 raise unknown_model(f"The model `{unserved.model.name}` is not served now.") from None
+            if pointing := [each.name for each in self._service.models.aliases() if model.name in each.models]:
+                raise RequestError(
+                    f"{model.name} stays: alias {', '.join(pointing)} points to it.", status=409, code="alias"
+                )
             self._service.models.remove(model.name)
             try:
                 await run_in_threadpool(self._service.driver.unload, model.name)
@@ -179,6 +188,16 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "parent": model.spec.base,
         "max_model_len": model.spec.max_model_len,
     }
+
+
+def _alias_card(models: ServedModels, alias: ServedAlias) -> dict[str, Any]:
+    """Return the same for an alias: its root is what it points to, the one with the largest share if several."""
+    first = max(alias.targets, key=lambda target: target.share).model
+    try:
+        card = _card(models.find(first))
+    except NotServedYet as unserved:
+        card = _stored_card(unserved.model)
+    return {**card, "id": alias.name, "created": alias.created, "root": first}
 
 
 def _stored_card(model: StoredModel) -> dict[str, Any]:

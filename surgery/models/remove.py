@@ -16,7 +16,7 @@ def remove(store: Store, name: str) -> str:
 
     Raises:
         NotFound, AmbiguousName: No such model, or several.
-        InUse: Other models have it as their base.
+        InUse: Other models have it as their base, or an alias points to it.
     """
     with store.catalog.writing() as writer:
         full = writer.resolve(name)

@@ -15,13 +15,14 @@ from typing import Any, cast
 from sqlalchemy import Connection, func, select, union
 from sqlalchemy.orm import InstrumentedAttribute
 
+from zoo.catalog import aliases as alias_rows
 from zoo.catalog import names as naming
 from zoo.catalog import schema as t
 from zoo.catalog.findings import documents, equivalences
 from zoo.catalog.rows import Parts, component_of, tensor_of
 from zoo.catalog.summaries import ModelConfig, ModelEntry, ModelSummary, block_counts, configs, entries, summaries
 from zoo.manifest import ChainBlock, Component, ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
-from zoo.records import Document, Equivalence
+from zoo.records import Alias, AliasChange, Document, Equivalence
 
 #: Digests per query: far below both databases' limit on parameters.
 CHUNK = 500
@@ -38,8 +39,29 @@ class Reader:
         return sorted(self._connection.execute(select(t.Model.name)).scalars())
 
     def resolve(self, name: str) -> str:
-        """Return the model with a name or a unique ending of it. Raises NotFound, AmbiguousName."""
-        return naming.resolve(name, self.names())
+        """Return the model with a name, the one that an alias stands for, or the one with a unique ending.
+
+        Raises NotFound, AmbiguousName.
+        """
+        names = self.names()
+        alias = None if name in names else self.alias(name)
+        return naming.resolve(name, names) if alias is None else alias_rows.only_target(alias)
+
+    def aliases(self) -> list[Alias]:
+        """Return all aliases, sorted by name."""
+        return alias_rows.all_aliases(self._connection)
+
+    def alias(self, name: str) -> Alias | None:
+        """Return the alias of a name, None if there is none."""
+        return alias_rows.find_alias(self._connection, name)
+
+    def alias_changes(self, name: str, most: int = 1000) -> list[AliasChange]:
+        """Return the latest changes of an alias, newest first; also of one that is deleted."""
+        return alias_rows.alias_changes(self._connection, name, most)
+
+    def latest_alias_change(self) -> int:
+        """Return the number of the latest change of any alias, 0 without one."""
+        return alias_rows.latest_change(self._connection)
 
     def model(self, name: str) -> ModelManifest:
         """Return a model's manifest, equal to the one that was put. Raises NotFound."""

@@ -5,7 +5,7 @@
        |                       model_components                    model_blocks
        +------- model_tensors ------> models <---------------------------+
        +------- weight_entries -> weight_files -> models <- side_files
-                          equivalences, documents -> models
+                          equivalences, documents -> models          aliases -> alias_changes
 
 Changes go through `migrations/`; a test compares the two. This module does not depend on connections or queries.
 """
@@ -175,6 +175,31 @@ class EquivalenceRow(Base):
     control: Mapped[float | None] = mapped_column(Double)
     metrics: Mapped[str] = mapped_column(Text)
     created: Mapped[datetime]
+
+
+class AliasChangeRow(Base):
+    """What an alias was made to point to. Rows are never changed or deleted.
+
+    `targets` and `figures` are JSON; the models are named, since they may be removed later. `previous`: the change that
+    a rollback goes back to. `created` is UTC.
+    """
+
+    __tablename__ = "alias_changes"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    alias: Mapped[str] = mapped_column(String(255), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    targets: Mapped[str] = mapped_column(Text)
+    previous: Mapped[int | None] = mapped_column(ForeignKey("alias_changes.id"), index=True)
+    figures: Mapped[str] = mapped_column(Text)
+    created: Mapped[datetime]
+
+
+class AliasRow(Base):
+    """A name that stands for models: those of its latest change."""
+
+    __tablename__ = "aliases"
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    change: Mapped[int] = mapped_column(ForeignKey("alias_changes.id"), index=True)
 
 
 class DocumentRow(Base):

@@ -15,14 +15,15 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, delete, exists, insert, not_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
+from zoo.catalog import aliases as alias_rows
 from zoo.catalog import findings
 from zoo.catalog import schema as t
 from zoo.catalog.names import check_name
 from zoo.catalog.reader import CHUNK, Reader
 from zoo.catalog.rows import component_row, component_tensor_rows, tensor_row
-from zoo.errors import InUse, NameTaken, NotFound
-from zoo.manifest import ChainBlock, Component, ModelManifest, block_digest
-from zoo.records import Document, Equivalence
+from zoo.errors import InputError, InUse, NameTaken, NotFound
+from zoo.manifest import PARTS, ChainBlock, Component, ModelManifest, block_digest
+from zoo.records import Alias, AliasAct, AliasTarget, Document, Equivalence
 
 
 class Writer(Reader):
@@ -38,7 +39,7 @@ class Writer(Reader):
 
         Raises:
             InputError: The name is not a valid model name (`check_name`).
-            NameTaken: Another model has the name.
+            NameTaken: Another model has the name, or an alias.
             NotFound: The base is not in the catalogue.
             ValueError: A component or a weight file references a tensor that `manifest.tensors` lacks.
         """
@@ -46,6 +47,8 @@ class Writer(Reader):
         _check_tensors(manifest)
         if self._is_there(manifest):
             return
+        if self.alias(manifest.name) is not None:
+            raise NameTaken(f"the name {manifest.name!r} is an alias: choose another name, or delete the alias first")
         components = {placed.component.digest: placed.component for placed in manifest.components}
         self._insert_missing(t.Tensor.digest, {tensor.digest: tensor_row(tensor) for tensor in manifest.tensors})
         self._put_components(components)
@@ -89,10 +92,12 @@ class Writer(Reader):
 
         Raises:
             NotFound: No such model.
-            InUse: Other models have it as their base.
+            InUse: Other models have it as their base, an alias points to it, or would after a rollback.
         """
         if dependents := self.dependents(name):
             raise InUse(f"{name!r} is the base of {', '.join(dependents)}: remove these first")
+        if kept := alias_rows.aliases_that_keep(self._connection, name):
+            raise InUse(f"{name!r} cannot be removed: {'; '.join(kept.values())}")
         model = self._model_row(name).id
         tensors = self._all(select(t.ModelTensor.tensor).where(t.ModelTensor.model == model))
         components = self._all(select(t.ModelComponent.component).where(t.ModelComponent.model == model))
@@ -121,6 +126,55 @@ class Writer(Reader):
     def put_document(self, document: Document) -> None:
         """Store a document, replacing the one of its kind, model and key. Raises NotFound if its model is absent."""
         findings.put_document(self._connection, document, self._model_row(document.model).id)
+
+    def set_alias(self, name: str, targets: Sequence[AliasTarget], act: AliasAct = "set", figures: Any = None) -> Alias:
+        """Let an alias point to models, named in full; make it if there is none. Does nothing if it does so already.
+
+        Raises:
+            InputError: The name is not valid, there is no target, or a target cannot be served by itself.
+            NameTaken: A model has the name.
+            NotFound: A target is not in the catalogue, or is an alias.
+        """
+        check_name(name)
+        if name in self.names():
+            raise NameTaken(f"{name!r} is a model: choose another name for the alias")
+        if not targets:
+            raise InputError(f"alias {name!r} needs a model to point to")
+        for target in targets:
+            if self._model_row(target.model).kind in PARTS:
+                raise InputError(f"{target.model!r} is no model that answers by itself: no alias may point to it")
+        before = self.alias(name)
+        if before is not None and before.targets == tuple(targets):
+            return before
+        previous = None if before is None else before.now.id
+        return alias_rows.put_change(self._connection, name, act, targets, previous, figures)
+
+    def roll_back(self, name: str) -> Alias:
+        """Let an alias point to what it pointed to before its latest change; a second rollback goes back further.
+
+        Raises:
+            NotFound: No such alias, or a model that it pointed to is gone.
+            InputError: It has pointed to nothing else.
+        """
+        alias = self.required_alias(name)
+        if alias.before is None:
+            raise InputError(f"alias {name!r} has pointed to nothing before: there is nothing to roll back to")
+        before = alias.before
+        for target in before.targets:
+            self._model_row(target.model)
+        figures = {"from": [target.model for target in alias.targets]}
+        return alias_rows.put_change(self._connection, name, "rollback", before.targets, before.previous, figures)
+
+    def delete_alias(self, name: str) -> None:
+        """Delete an alias; the models stay, and so does its history. Raises NotFound."""
+        self.required_alias(name)
+        alias_rows.drop_alias(self._connection, name)
+
+    def required_alias(self, name: str) -> Alias:
+        """Return the alias of a name. Raises NotFound."""
+        if (alias := self.alias(name)) is None:
+            raise NotFound(f"there is no alias {name[:80]!r}")
+        return alias
 
     def set_setting(self, key: str, value: str) -> None:
         """Store a setting of the catalogue itself, replacing the one under the key."""

@@ -100,7 +100,7 @@ class Execution:
             # interpreter from the event loop.
             past = await self._store.events(request.id) if request.version else []
             arrival = arrival_of(request, time.monotonic_ns(), time.time_ns())
-            receipt = Receipt(request.id, request.created // 10**9, arrival, request.seed)
+            receipt = Receipt(request.id, request.created // 10**9, arrival, request.seed, request.model)
             prepared = await prepare_served(
                 self._service, form_of_kind(request.kind).body, request.body or b"", receipt
             )

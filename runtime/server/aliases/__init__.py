@@ -1,0 +1,1 @@
+"""Aliases of the store as a running server answers for them."""
