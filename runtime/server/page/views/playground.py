@@ -26,8 +26,8 @@ class PlaygroundViews:
         names: list[str] = []
         if service is not None:
             served, waiting = service.models.all(), service.models.on_demand()
-            known = [*served, *waiting, *service.models.aliases()]
-            names = sorted({each.name for each in known}, key=by_name)
+            known = {model.name for model in served} | {model.name for model in waiting}
+            names = sorted(known | {alias.name for alias in service.models.aliases()}, key=by_name)
         asked = set(request.query_params.getlist("model")[:MOST_MODELS]) or set(names[:2])
         frame = self.context.frame
         return await self.context.reads.apart(

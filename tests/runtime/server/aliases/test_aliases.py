@@ -66,11 +66,11 @@ def test_an_alias_is_a_model_of_every_route(tokenizer: Tokenizer, tmp_path: Path
 
 
 def test_the_key_guards_the_list(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with following(tokenizer, tmp_path, "base", config=ServerConfig(api_key="k3y")) as (server, _):
-        with server.http() as http:
-            assert shown(http)["targets"] == [{"model": "org/base", "share": 100}]
-            assert http.get("/zoo/aliases", headers={"Authorization": "Bearer other"}).status_code == 401
-            assert http.post("/zoo/aliases").status_code == 405
+    key = ServerConfig(api_key="k3y")
+    with following(tokenizer, tmp_path, "base", config=key) as (server, _), server.http() as http:
+        assert shown(http)["targets"] == [{"model": "org/base", "share": 100}]
+        assert http.get("/zoo/aliases", headers={"Authorization": "Bearer other"}).status_code == 401
+        assert http.post("/zoo/aliases").status_code == 405
 
 
 def test_a_running_server_follows_every_change(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -171,17 +171,20 @@ def test_models_on_demand_are_loaded_by_the_first_request_or_before_a_switch(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     waiting = (StoredModel("org/spare", "org/base"),)
-    with following(tokenizer, tmp_path, "spare", on_demand=waiting) as (server, store):
-        with server.client() as client, server.http() as http:
-            assert http.get("/v1/models/prod").json()["max_model_len"] is None
-            assert not server.service.models.has("org/spare")
-            assert asked(client) == "org/spare"
-            assert http.get("/v1/models/prod").json()["max_model_len"] == 256
-            set_alias(store, "prod", "base")
-            assert points_to(http, ["org/base"])
-            assert http.post("/zoo/models/org/spare/unload").status_code == 200
-            set_alias(store, "prod", "spare")
-            assert points_to(http, ["org/spare"]) and server.service.models.has("org/spare")
+    with (
+        following(tokenizer, tmp_path, "spare", on_demand=waiting) as (server, store),
+        server.client() as client,
+        server.http() as http,
+    ):
+        assert http.get("/v1/models/prod").json()["max_model_len"] is None
+        assert not server.service.models.has("org/spare")
+        assert asked(client) == "org/spare"
+        assert http.get("/v1/models/prod").json()["max_model_len"] == 256
+        set_alias(store, "prod", "base")
+        assert points_to(http, ["org/base"])
+        assert http.post("/zoo/models/org/spare/unload").status_code == 200
+        set_alias(store, "prod", "spare")
+        assert points_to(http, ["org/spare"]) and server.service.models.has("org/spare")
 
 
 def test_a_durable_request_keeps_the_model_it_was_accepted_for(tokenizer: Tokenizer, tmp_path: Path) -> None:
