@@ -125,7 +125,7 @@ class ServedModels:
         return self._aliases.get(name)
 
     def aliases(self) -> list[ServedAlias]:
-        """Return the aliases, sorted by name; without those whose name a served model has."""
+        """Return the aliases, sorted by name; without those of a name that a served model has."""
         return [alias for name, alias in sorted(self._aliases.items()) if not self.knows(name)]
 
     def set_aliases(self, aliases: Mapping[str, ServedAlias]) -> None:

@@ -133,7 +133,7 @@ def _batch_routes(routes: BatchRoutes) -> list[Route]:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     async with AsyncExitStack() as stack:
-        if app.state.aliases is not None:  # before the queue, whose requests may name them
+        if app.state.aliases is not None:  # before the queue: its requests may name them
             await app.state.aliases.open()
             stack.push_async_callback(app.state.aliases.close)
         if service.durable is not None:

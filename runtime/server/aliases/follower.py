@@ -96,7 +96,7 @@ class AliasFollower:
             return None if latest == seen else (latest, [_served(alias) for alias in reader.aliases()])
 
     def _settle(self) -> None:
-        """Switch every alias whose targets are served, all at one moment; begin to load those of the rest."""
+        """Switch the aliases that have all their targets served, at one moment; begin to load those of the rest."""
         models, live = self._service.models, dict[str, ServedAlias]()
         for wanted in self._wanted:
             before = models.alias(wanted.name)

@@ -29,7 +29,7 @@ def stored(root: Path) -> Iterator[Store]:
 
 @contextmanager
 def following(tokenizer: Tokenizer, root: Path, first: str = "", **options: Any) -> Iterator[tuple[Running, Store]]:
-    """A server of such a store, whose alias `prod` points to `first`."""
+    """A server of such a store; its alias `prod` points to `first`."""
     with stored(root) as store:
         if first:
             set_alias(store, "prod", first)
