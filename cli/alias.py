@@ -82,8 +82,15 @@ def _show_history(changes: Sequence[AliasChange], as_json: bool) -> None:
     if as_json:
         print_json({"alias": changes[0].alias, "changes": [change_document(each) for each in changes]})
         return
-    rows = [(f"{each.created:%Y-%m-%d %H:%M:%S}", each.act, _targets(each)) for each in changes]
-    print_table(("when (UTC)", "what", "points to"), rows)
+    rows = [(f"{each.created:%Y-%m-%d %H:%M:%S}", each.act, _targets(each), _figures(each)) for each in changes]
+    print_table(("when (UTC)", "what", "points to", "since"), rows)
+
+
+def _figures(change: AliasChange) -> str:
+    """Return what a promotion was decided by, in short."""
+    if change.act != "promote" or not isinstance(change.figures, list):
+        return ""
+    return ", ".join(f"{each['condition']}: {each['candidate']:.4f}" for each in change.figures)
 
 
 def _before(found: Alias) -> str:

@@ -24,6 +24,7 @@ VERBS: dict[str, str] = {
     "show": "cli.show",
     "rm": "cli.rm",
     "alias": "cli.alias",
+    "promote": "cli.promote",
     "rollback": "cli.rollback",
     "export": "cli.export",
     "verify": "cli.verify",

@@ -57,7 +57,7 @@ def eval(
     from zoo.api import Zoo
 
     specs = names_of((*(tasks or ()), *(also or ())))
-    options = EvalOptions(_limit(limit), _batch_size(batch_size), num_fewshot, seed)
+    options = EvalOptions(limit_of(limit), batch_size_of(batch_size), num_fewshot, seed)
     check_device(device)
     hush(bars=True)
     with Zoo(store, database, create=False) as zoo:
@@ -69,13 +69,15 @@ def eval(
         _print(document)
 
 
-def _limit(limit: float | None) -> float | None:
+def limit_of(limit: float | None) -> float | None:
+    """Return the number or share of questions. Raises InputError."""
     if limit is None or 0 < limit < 1 or (limit >= 1 and limit == int(limit)):
         return limit
     raise InputError("--limit takes a whole number of questions, or a share below 1")
 
 
-def _batch_size(given: str) -> int | str:
+def batch_size_of(given: str) -> int | str:
+    """Return the number of sequences at once, or "auto". Raises InputError."""
     if given == "auto" or given.startswith("auto:"):
         return given
     if given.isdigit() and int(given) > 0:

@@ -12,7 +12,7 @@ them or `surgery`. torch and transformers are imported only by the operations th
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from surgery.deltas.make import DeltaReport
     from surgery.deltas.plan import Carried, Norms
     from surgery.deltas.study import Progress as DeltaProgress
+    from surgery.evaluation.harness import EvalOptions
+    from surgery.evaluation.promotion import Promotion
     from surgery.ingest.ingest import IngestReport, Progress
     from surgery.models.put import MadeReport
     from surgery.scoring.compare import CompareSettings as CompareSettings
@@ -180,6 +182,17 @@ class Zoo:
         Raises InputError, NameTaken, NotFound, AmbiguousName: see `zoo.aliases.set_alias`.
         """
         return set_alias(self.store, name, target)
+
+    def promote(
+        self, run: str, alias: str, conditions: Sequence[str], options: EvalOptions | None = None, device: str = "cpu"
+    ) -> Promotion:
+        """Let an alias point to a model, or a run's newest checkpoint, if it meets conditions such as `arc_easy>=live`.
+
+        Raises as `surgery.evaluation.promotion.promote`.
+        """
+        from surgery.evaluation.promotion import promote
+
+        return promote(self, run, alias, conditions, options, device)
 
     def roll_back(self, alias: str) -> Alias:
         """Let an alias point to what it pointed to before. Raises NotFound, InputError."""

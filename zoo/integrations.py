@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from surgery.chains.hf_model import register
 from zoo.api import Zoo
 from zoo.catalog.names import check_name
 from zoo.errors import InputError, InUse, StoreBusy, ZooError
+from zoo.randomness import kept_randomness
 
 log = logging.getLogger(__name__)
 register()
@@ -52,6 +53,9 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
         delete_local: bool = False,
         strict: bool = False,
         database: str | None = None,
+        promote_to: str | None = None,
+        promote_if: Sequence[str] = (),
+        promote_limit: float | None = None,
     ) -> None:
         """Record the settings; the store is not opened yet.
 
@@ -67,9 +71,14 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
                 and so do the weights of the best checkpoint if the Trainer is to load it at the end.
             strict: Let an error of the zoo end the training. Otherwise it is logged and the local checkpoint stays
                 whole.
+            promote_to: An alias: each checkpoint that passes `promote_if` becomes what it points to (`zoo promote`).
+            promote_if: The conditions, such as `library_ppl<=live`. Checkpoints are measured between two steps of the
+                training, on its device.
+            promote_limit: Questions per task; below 1, their share.
 
         Raises:
-            InputError: `keep_last` is less than 1, or `name` is not a valid model name.
+            InputError: `promote_to` comes without a condition, or one of the two is wrong. `keep_last` is less
+                than 1, or `name` is not a valid model name.
         """
         if name is not None:
             check_name(name)
@@ -78,6 +87,9 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
         self.store, self.database = Path(store), database
         self.name, self.base = name, base
         self.keep_last, self.delete_local, self.strict = keep_last, delete_local, strict
+        self.promote_to, self.promote_if, self.promote_limit = promote_to, tuple(promote_if), promote_limit
+        if promote_to is not None:
+            _check_promotion(promote_to, promote_if)
         self._args: Any = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -92,6 +104,7 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
             name = f"{self._called(args.output_dir)}@step-{state.global_step}"
             report = zoo.ingest(folder, name, base=self.base or _known_base(zoo, model))
             log.info("%s: %d of %d bytes new", name, report.bytes.new, report.bytes.total)
+            self._promote(zoo, name, args)
             self._remove_older(zoo, args.output_dir)
             if self.delete_local and not _is_needed(folder, args, state):
                 for file in zoo.model(name).manifest.weight_files:
@@ -143,6 +156,20 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
                 _restore_weights(zoo, name, folder)
         return str(folder)
 
+    def _promote(self, zoo: Zoo, name: str, args: Any) -> None:
+        """Measure a stored checkpoint, and promote it if it passes. The training's draws stay as they were."""
+        if self.promote_to is None:
+            return
+        from surgery.evaluation.harness import EvalOptions
+
+        device = str(getattr(args, "device", "cpu"))
+        with self._guarded(f"{name} was not promoted to {self.promote_to}"), kept_randomness():
+            done = zoo.promote(name, self.promote_to, self.promote_if, EvalOptions(self.promote_limit), device)
+            for figure in done.figures:
+                log.info("%s: %g, live %s", figure.condition, figure.candidate, figure.live)
+            said = "%s -> %s" if done.promoted else "%s stays: %s does not pass"
+            log.info(said, self.promote_to, name)
+
     def _called(self, output_dir: str | os.PathLike[str]) -> str:
         return self.name or Path(output_dir).absolute().name
 
@@ -174,6 +201,13 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
             if self.strict:
                 raise
             log.error("%s: %s", what, error, exc_info=not isinstance(error, ZooError | OSError))
+
+
+def _check_promotion(alias: str, conditions: Sequence[str]) -> None:
+    from surgery.evaluation.gate import parse_conditions
+
+    check_name(alias)
+    parse_conditions(conditions)
 
 
 def _known_base(zoo: Zoo, model: Any) -> str | None:

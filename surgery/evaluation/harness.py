@@ -137,19 +137,22 @@ def _run(model: Any, tokenizer: Any, tasks: list[Any], options: EvalOptions, ans
     from surgery.evaluation.language_model import ZooLM
 
     lm = ZooLM(answers, pretrained=model, tokenizer=tokenizer, batch_size=options.batch_size)
-    raw: dict[str, Any] = simple_evaluate(
-        lm,
-        tasks=tasks,
-        num_fewshot=options.num_fewshot,
-        batch_size=options.batch_size,
-        limit=options.limit,
-        bootstrap_iters=_BOOTSTRAP,
-        task_manager=TaskManager(include_defaults=False),
-        random_seed=options.seed,
-        numpy_random_seed=options.seed,
-        torch_random_seed=options.seed,
-        fewshot_random_seed=options.seed,
-    )
+    try:
+        raw: dict[str, Any] = simple_evaluate(
+            lm,
+            tasks=tasks,
+            num_fewshot=options.num_fewshot,
+            batch_size=options.batch_size,
+            limit=options.limit,
+            bootstrap_iters=_BOOTSTRAP,
+            task_manager=TaskManager(include_defaults=False),
+            random_seed=options.seed,
+            numpy_random_seed=options.seed,
+            torch_random_seed=options.seed,
+            fewshot_random_seed=options.seed,
+        )
+    except OverflowError:  # a perplexity that no float holds
+        raise InputError("the model's results are too large for a number: it has probably diverged") from None
     return raw
 
 
