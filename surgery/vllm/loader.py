@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def stored_loader(default: type[Any]) -> type[Any]:
             if stored is None:
                 yield from super().get_all_weights(model_config, model)
                 return
+            self.counter_before_loading_weights = time.perf_counter()  # of the time that vLLM logs
             yield from read_weights(stored)
 
         def _stored(self, model_config: Any) -> StoredWeights | None:

@@ -39,6 +39,7 @@ def read_weights(weights: StoredWeights) -> Iterator[tuple[str, Tensor]]:
 
 
 def _with_low_rank(read: Callable[[str], Tensor], digest: str, part: LowRankPart) -> Tensor:
-    weight, a, b = (read(each) for each in (digest, part.a, part.b))
-    added = (b.float() @ a.float()) * part.scaling
-    return (weight.float() + (added.T if part.transposed else added)).to(weight.dtype)
+    """Return the sum in float32: vLLM rounds it to the dtype that it computes in."""
+    weight, a, b = (read(each).float() for each in (digest, part.a, part.b))
+    added = (b @ a) * part.scaling
+    return weight + (added.T if part.transposed else added)

@@ -90,6 +90,19 @@ def test_a_lora_is_added_to_its_base_as_peft_merges_it(made: Callable[..., Path]
     assert len(changed) == sum("lora_A" in name for name in model.state_dict())
 
 
+def test_a_lora_on_a_bfloat16_base_is_added_in_float32(made: Callable[..., Path], tmp_path: Path) -> None:
+    """Rounded to bfloat16 it would be lost where it is small, also for a vLLM that computes in float32."""
+    base = made("llama", dtype="bfloat16")
+    with Zoo(tmp_path / "store") as zoo:
+        zoo.ingest(base, name="org/a")
+        zoo.ingest(checkpoints.make_lora(base, tmp_path / "lora"), name="org/lora", base="org/a")
+        plain, found = exported(zoo, "org/a", tmp_path / "plain"), exported(zoo, "org/lora", tmp_path / "out")
+    added = {key: found[key] - plain[key].float() for key in found if found[key].dtype == torch.float32}
+    assert added and all((each != 0).any() for each in added.values())
+    rounded = [(plain[key].float() + each).bfloat16().float() - plain[key].float() for key, each in added.items()]
+    assert not any(torch.equal(one, two) for one, two in zip(added.values(), rounded, strict=True))
+
+
 def test_a_chain_of_two_widths_is_read_as_its_own_files_are(
     zoo: Zoo, made: Callable[..., Path], tmp_path: Path
 ) -> None:
