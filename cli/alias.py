@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.shared.documents import alias_document, change_document
+from cli.shared.documents import alias_document, change_document, targets_text
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table
 from zoo.errors import InputError, NotFound
 
@@ -63,7 +63,7 @@ def _show(found: Alias, as_json: bool) -> None:
     if as_json:
         print_json(alias_document(found))
     else:
-        print(f"{found.name} -> {_targets(found.now)}")
+        print(f"{found.name} -> {targets_text(found.now)}")
 
 
 def _list(found: Sequence[Alias], as_json: bool) -> None:
@@ -73,7 +73,8 @@ def _list(found: Sequence[Alias], as_json: bool) -> None:
         print("no aliases: `zoo alias NAME MODEL` makes one")
     else:
         rows: list[tuple[Any, ...]] = [
-            (each.name, _targets(each.now), f"{each.now.created:%Y-%m-%d %H:%M:%S}", _before(each)) for each in found
+            (each.name, targets_text(each.now), f"{each.now.created:%Y-%m-%d %H:%M:%S}", _before(each))
+            for each in found
         ]
         print_table(("alias", "points to", "since (UTC)", "before"), rows)
 
@@ -82,7 +83,7 @@ def _show_history(changes: Sequence[AliasChange], as_json: bool) -> None:
     if as_json:
         print_json({"alias": changes[0].alias, "changes": [change_document(each) for each in changes]})
         return
-    rows = [(f"{each.created:%Y-%m-%d %H:%M:%S}", each.act, _targets(each), _figures(each)) for each in changes]
+    rows = [(f"{each.created:%Y-%m-%d %H:%M:%S}", each.act, targets_text(each), _figures(each)) for each in changes]
     print_table(("when (UTC)", "what", "points to", "since"), rows)
 
 
@@ -94,10 +95,4 @@ def _figures(change: AliasChange) -> str:
 
 
 def _before(found: Alias) -> str:
-    return "" if found.before is None else _targets(found.before)
-
-
-def _targets(change: AliasChange) -> str:
-    if len(change.targets) == 1:
-        return change.targets[0].model
-    return ", ".join(f"{target.model} {target.share} %" for target in change.targets)
+    return "" if found.before is None else targets_text(found.before)

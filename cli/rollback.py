@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.shared.documents import alias_document
+from cli.shared.documents import alias_document, targets_text
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json
 
 
@@ -24,4 +24,4 @@ def rollback(
     if as_json:
         print_json(alias_document(alias))
     else:
-        print(f"{alias.name} -> {', '.join(target.model for target in alias.targets)}")
+        print(f"{alias.name} -> {targets_text(alias.now)}")

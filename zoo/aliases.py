@@ -57,7 +57,7 @@ def targets_of(reader: Reader, wanted: str) -> tuple[AliasTarget, ...]:
 
 
 def _part(text: str) -> tuple[str, int | None]:
-    name, colon, share = text.rpartition(":")
+    name, colon, share = map(str.strip, text.rpartition(":"))
     if colon and share.isascii() and share.isdigit() and len(share) < 4:
         return name, int(share)
     return text, None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 #: By field of a body. The fields in `VLLM` and `OURS` are not OpenAI's, and are marked on the page.
 FIELDS: Mapping[str, str] = {
-    "model": "Name of a served model, or a unique ending of it.",
+    "model": "Name of a served model, an alias, or a unique ending of a name.",
     "prompt": "The text to continue, or its token ids; a list of prompts gives `n` choices for each.",
     "messages": "The conversation: `role` is system, developer, user, assistant or tool; `content` is text, or a "
     "list of text parts.",
@@ -53,6 +53,9 @@ FIELDS: Mapping[str, str] = {
     "adaptive": "Allows an approximation to answer, where the server has one: equivalent blocks (--min-equivalence), "
     "--serve-deltas, --speculation similarity.",
     "early_exit": "Leave the model behind so many layers (--early-exit).",
+    "user": "A name of the client's user: an alias of several models keeps to one for each "
+    "([production.md](production.md)).",
+    "safety_identifier": "The newer name of `user`.",
 }
 VLLM = (
     "structured_outputs",
@@ -130,7 +133,7 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         **_MESSAGE,
         "max_tokens": "Tokens of the answer at most.",
         "stop_sequences": "Texts before which the answer ends.",
-        "metadata": "Ignored.",
+        "metadata": "`user_id`: as `user`.",
     },
     "DetokenizeBody": {"tokens": "Token ids of the model."},
 }

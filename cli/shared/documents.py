@@ -40,3 +40,10 @@ def change_document(change: AliasChange) -> dict[str, Any]:
         "figures": change.figures,
         "created": change.created.isoformat(),
     }
+
+
+def targets_text(change: AliasChange) -> str:
+    """Return the models that an alias points to, with their shares if there are several."""
+    if len(change.targets) == 1:
+        return change.targets[0].model
+    return ", ".join(f"{target.model} {target.share} %" for target in change.targets)

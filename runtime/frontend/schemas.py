@@ -29,6 +29,7 @@ Count = Annotated[int, Field(ge=0, lt=_INT64)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 _Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+UserName = Annotated[str, Field(max_length=512)]
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 
 
@@ -100,6 +101,13 @@ class ServedBody(BodyPart):
     ttft_slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     adaptive: bool | None = None
     early_exit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    user: UserName | None = None
+    safety_identifier: UserName | None = None
+
+    @property
+    def end_user(self) -> str | None:
+        """The client's own name of its user: an alias of several models keeps to one for each."""
+        return self.safety_identifier or self.user
 
 
 class GeneratingBody(ServedBody):

@@ -23,7 +23,7 @@ def model_for(service: Service, body: ServedBody, begun_on: str = "") -> ServedM
     Raises RequestError: 404 for a name that is not served, 400 for an exit that is not.
     """
     kept = body.early_exit is None and service.models.knows(begun_on)
-    model = service.models.find(begun_on if kept else body.model)
+    model = service.models.find(begun_on if kept else body.model, body.end_user)
     return model if body.early_exit is None else _exit(service, model, body.early_exit)
 
 

@@ -61,5 +61,6 @@ def test_the_commands_run(
             cli.app.main([*command, "--store", str(checkpoints)])
         assert not ended.value.code, (command, capsys.readouterr().err)
     printed = capsys.readouterr().out
+    assert "prod -> run@step-200 90 %, run@step-300 10 %\n" in printed
     assert measured == ["run@step-300"] and "prod -> run@step-300\n" in printed
     assert "prod -> run@step-200\n" in printed and "prod -> run@step-100\n" in printed

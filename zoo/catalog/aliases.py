@@ -39,6 +39,14 @@ def alias_changes(connection: Connection, name: str, most: int) -> list[AliasCha
     return [_change(row) for row in connection.execute(rows.limit(most))]
 
 
+def changes_of_model(connection: Connection, model: str, most: int) -> list[AliasChange]:
+    """Return the latest changes that let an alias point to a model, newest first."""
+    named = t.AliasChangeRow.targets.contains(canonical_json(model), autoescape=True)
+    rows = connection.execute(select(t.AliasChangeRow).where(named).order_by(t.AliasChangeRow.id.desc()).limit(most))
+    # A name may stand in the text of another one's targets only as a part of it, which is told apart here.
+    return [change for change in map(_change, rows) if any(target.model == model for target in change.targets)]
+
+
 def aliases_that_keep(connection: Connection, model: str) -> dict[str, str]:
     """Return alias -> why a model may not be removed: the alias points to it, or would after a rollback."""
     found: dict[str, str] = {}

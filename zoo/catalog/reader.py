@@ -59,6 +59,10 @@ class Reader:
         """Return the latest changes of an alias, newest first; also of one that is deleted."""
         return alias_rows.alias_changes(self._connection, name, most)
 
+    def alias_changes_of(self, model: str, most: int = 100) -> list[AliasChange]:
+        """Return the latest changes that let an alias point to a model, newest first."""
+        return alias_rows.changes_of_model(self._connection, model, most)
+
     def latest_alias_change(self) -> int:
         """Return the number of the latest change of any alias, 0 without one."""
         return alias_rows.latest_change(self._connection)

@@ -16,6 +16,7 @@ from runtime.frontend.schemas import (
     ContentPart,
     Count,
     StopText,
+    UserName,
 )
 from runtime.frontend.tools.bodies import MAX_TOOLS, FunctionName
 
@@ -77,6 +78,12 @@ class MessageToolChoice(BodyPart):
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
     disable_parallel_tool_use: bool | None = None
+
+
+class MessageMetadata(BodyPart):
+    """Facts about a request."""
+
+    user_id: UserName | None = None
 
 
 class OutputForm(BodyPart):
@@ -174,7 +181,11 @@ class MessageBody(MessagePromptBody):
 
     max_tokens: Count
     stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    metadata: Any = None
+    metadata: MessageMetadata | None = None
+
+    @property
+    def end_user(self) -> str | None:
+        return (None if self.metadata is None else self.metadata.user_id) or super().end_user
 
     def chat_values(self) -> dict[str, Any]:
         return super().chat_values() | {"stop": self.stop_sequences}

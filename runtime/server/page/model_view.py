@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from runtime.server.page.drawing.strip import StripPart, coloured
 from zoo.catalog import Reader
 from zoo.manifest import Component, ModelManifest
-from zoo.records import Document
+from zoo.records import Alias, AliasChange, Document
 from zoo.views.blocks import BlockView, chain_of
 
 
@@ -20,6 +21,8 @@ class ModelView:
     Fields:
         sharing: Colour -> the models that share the components of that colour; without the model's own (0).
         made_from_it: Names of the models that have it as their base.
+        aliases: The aliases that point to it now.
+        changes: The latest changes that let an alias point to it, newest first.
     """
 
     manifest: ModelManifest
@@ -29,6 +32,8 @@ class ModelView:
     blocks: Sequence[BlockView]
     made_from_it: Sequence[str]
     documents: Sequence[Document]
+    aliases: Sequence[Alias]
+    changes: Sequence[AliasChange]
 
     @property
     def bytes(self) -> int:
@@ -46,7 +51,18 @@ def model_view(reader: Reader, name: str) -> ModelView:
         blocks=chain_of(reader, manifest),
         made_from_it=reader.dependents(manifest.name),
         documents=reader.documents(model=manifest.name),
+        aliases=[each for each in reader.aliases() if any(one.model == manifest.name for one in each.targets)],
+        changes=reader.alias_changes_of(manifest.name),
     )
+
+
+def aliases_by_model(reader: Reader) -> Mapping[str, Sequence[str]]:
+    """Return model -> names of the aliases that point to it, sorted; nothing for a model without one."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for alias in reader.aliases():
+        for target in alias.targets:
+            found[target.model].append(alias.name)
+    return found
 
 
 def strip_parts(reader: Reader, manifest: ModelManifest) -> list[StripPart]:

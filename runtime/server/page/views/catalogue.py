@@ -12,7 +12,7 @@ from runtime.server.page.context import PageContext
 from runtime.server.page.drawing.lineage import lineage_svg
 from runtime.server.page.drawing.strip import strip_svg
 from runtime.server.page.listing import listed, wanted
-from runtime.server.page.model_view import model_view
+from runtime.server.page.model_view import aliases_by_model, model_view
 from runtime.server.page.rendering import Frame, explained, html, static
 from zoo.catalog import Reader
 
@@ -39,7 +39,10 @@ class CatalogueViews:
         def read(reader: Reader) -> Response:
             overview = self.context.reads.overview(reader)
             shown = listed(overview.models, asked)
-            return html("models.html", _frame(self), overview=overview, shown=shown, asked=asked, served=served)
+            aliases = aliases_by_model(reader)
+            return html(
+                "models.html", _frame(self), overview=overview, shown=shown, asked=asked, served=served, aliases=aliases
+            )
 
         return await self.context.reads.run(read)
 
