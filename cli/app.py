@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "alias": "cli.alias",
     "promote": "cli.promote",
     "rollback": "cli.rollback",
+    "key": "cli.key",
     "export": "cli.export",
     "verify": "cli.verify",
     "gc": "cli.gc",

@@ -561,6 +561,7 @@ class ServerConfig:
         retention_hours: Time for which answers of such requests are kept.
         batches: Limits on files and batches.
         broker: URL of the RabbitMQ broker in which durable requests wait; None: they wait in the queue's tables.
+        client_keys: Whether the store's keys of clients are taken beside `api_key`.
     """
 
     host: str = "127.0.0.1"
@@ -576,6 +577,7 @@ class ServerConfig:
     retention_hours: float = 24.0
     batches: BatchLimits = BatchLimits()
     broker: str | None = field(default=None, repr=False)
+    client_keys: bool = False
 
     def __post_init__(self) -> None:
         if self.durable not in get_args(Durability) or not 0 < self.retention_hours < float("inf"):

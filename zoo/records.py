@@ -107,3 +107,42 @@ class Alias:
     @property
     def targets(self) -> tuple[AliasTarget, ...]:
         return self.now.targets
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKey:
+    """A key of a server's client.
+
+    Fields:
+        name: What it is called; no secret.
+        principal: Digest of the secret: the owner of what is kept for the client.
+        models: Models and aliases that it may name, in full; none: all.
+        requests_per_minute: Bound on generating requests; None: none.
+        tokens_per_day: Bound on prompt and generated tokens of a day (UTC); None: none.
+        priority: The most urgent priority of its requests, and that of those without one.
+        revoked: When it ended (UTC); None: it is valid.
+    """
+
+    name: str
+    principal: str
+    models: tuple[str, ...]
+    requests_per_minute: int | None
+    tokens_per_day: int | None
+    priority: int
+    created: datetime
+    revoked: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUsage:
+    """What a key has used on one day (UTC, as 2026-01-31)."""
+
+    name: str
+    day: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.generated_tokens

@@ -123,6 +123,8 @@ def _check_server(options: ServeOptions) -> None:
         )
     if options.api_key == "" or os.environ.get("ZOO_API_KEY") == "":
         raise InputError("the API key is empty; leave it out to serve without one")
+    if options.client_keys and options.api_key is None:
+        raise InputError("--client-keys needs --api-key: without one every client may do everything")
     if not 0 <= options.port <= 65535:
         raise InputError(f"{options.port} is no port")
     if options.max_queued < 1 or not 0 < options.drain_seconds < 86400:

@@ -295,6 +295,8 @@ class ServeOptions:
     host: str = option("127.0.0.1", group="Server", help="Address to listen on.")
     port: int = option(8000, group="Server", help="Port to listen on; 0: any free one.")
     api_key: str | None = option(None, group="Server", envvar="ZOO_API_KEY", help="API key that requests must present.")
+    client_keys: bool = option(False, group="Server",
+        help="Also take the keys that `zoo key` makes, each with its models and limits. Needs --api-key.")
     max_queued: int = option(4096, group="Server",
         help="Maximum number of sequences in the server, running and waiting; further requests get status 429.")
     drain_seconds: float = option(30.0, group="Server", shown="30",

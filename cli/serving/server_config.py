@@ -24,5 +24,5 @@ def server_config(options: ServeOptions) -> ServerConfig:
         host=options.host, port=options.port, api_key=options.api_key, max_queued=options.max_queued,
         max_num_seqs=options.max_num_seqs, drain_seconds=options.drain_seconds, early_exit=options.early_exit,
         durable=cast(Durability, options.durable), retention_hours=options.retention_hours, batches=options.batches,
-        broker=options.broker,
+        broker=options.broker, client_keys=options.client_keys,
     )  # fmt: skip

@@ -59,6 +59,9 @@ class Receipt:
         seed: Seeds of the sequences are derived from it where the body has none, so that the same body becomes the same
             sequences again; None: they are drawn.
         begun_on: Full name of the model that the request was accepted for, if that was before.
+        principal: Owner of what is kept for the client (`zoo.keys.principal_of`); "" where the server has no key.
+        salt: Namespace of the client's cached prefixes; "" for that of all clients.
+        priority: The most urgent priority that it may have, and that of a body without one; None: any, and 0.
     """
 
     id: str
@@ -66,6 +69,9 @@ class Receipt:
     arrival: int = 0
     seed: int | None = None
     begun_on: str = ""
+    principal: str = ""
+    salt: str = ""
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,11 +341,11 @@ def _sequences(
             model=model.name,
             prompt=prompt.tokens,
             sampling=_seeded(params, seed, choice, receipt.seed, index * n + choice),
-            priority=body.priority or 0,
+            priority=_priority(body.priority, receipt.priority),
             slo_ms=body.slo_ms,
             adaptive=bool(body.adaptive),
             arrival=receipt.arrival,
-            tenant=_tenant(body.cache_salt),
+            tenant=_tenant(body.cache_salt, receipt.salt),
             ttft_slo_ms=body.ttft_slo_ms,
         )
         for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
@@ -347,13 +353,24 @@ def _sequences(
     )
 
 
-def _tenant(salt: str | None) -> str:
-    """Return the prefix-cache namespace of a request, a digest of its `cache_salt`.
+def _priority(asked: int | None, least: int | None) -> int:
+    """Return a request's priority: lower is more urgent."""
+    if least is None:
+        return asked or 0
+    return least if asked is None else max(asked, least)
+
+
+def _tenant(salt: str | None, client: str) -> str:
+    """Return the prefix-cache namespace of a request, a digest of its `cache_salt` and of its client's namespace.
 
     Cached prefixes are shared within one namespace only, so that the time to first token does not reveal other clients'
     prompts (CVE-2025-46570). It is a digest because the salt may be a secret and must not travel further.
     """
-    return "" if salt is None else blake3(salt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    if salt is None and not client:
+        return ""
+    given = "" if salt is None else salt
+    mixed = f"{client}\0{given}" if client else given
+    return blake3(mixed.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _seeded(params: SamplingParams, given: int | None, choice: int, derived: int | None, index: int) -> SamplingParams:

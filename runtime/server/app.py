@@ -64,7 +64,7 @@ def build_app(
     `app.state.service` is the `Service` that the routes share, and `app.state.park` puts durable requests down for the
     next server. The caller owns the driver and the queue and closes them.
     """
-    service = make_service(driver, ServedModels(models, on_demand), source, config, trace, queue)
+    service = make_service(driver, ServedModels(models, on_demand), source, config, trace, queue, store)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
     app.state.service, app.state.gate, app.state.park = service, service.gate, partial(_park, app)
     app.state.batches = batches = BatchRoutes(service)
@@ -73,7 +73,8 @@ def build_app(
     app.router.routes.extend(routes_of(service, batches, page, aliases))
     for kind in (ZooError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
-    app.add_middleware(Guard, api_key=config.api_key, sessions=None if page is None else page.sessions)
+    sessions = None if page is None else page.sessions
+    app.add_middleware(Guard, api_key=config.api_key, sessions=sessions, keys=service.keys)
     return app
 
 
@@ -133,6 +134,9 @@ def _batch_routes(routes: BatchRoutes) -> list[Route]:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     async with AsyncExitStack() as stack:
+        if service.keys is not None:
+            await service.keys.open()
+            stack.push_async_callback(service.keys.close)
         if app.state.aliases is not None:  # before the queue: its requests may name them
             await app.state.aliases.open()
             stack.push_async_callback(app.state.aliases.close)

@@ -23,6 +23,7 @@ from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.schemas import ServedBody
 from runtime.server.answers.forms import AnswerForm, form_of_body, writer_of
 from runtime.server.answers.kept import SettledBody
+from runtime.server.auth import principal
 from runtime.server.context import Service
 from runtime.server.durable.answering import answer_durably, is_durable
 from runtime.server.openai.format import FinishedChoice, Wording
@@ -55,12 +56,14 @@ class Generate:
         if durable is not None and is_durable(self._service, request):
             await answer_durably(self._service, durable, self._form, request, send)
             return
-        receipt = Receipt(self._form.prefix + str(request.state.request_id), int(time.time()), time.monotonic_ns())
+        owner, now = principal(request), time.monotonic_ns()
+        receipt = Receipt(self._form.prefix + str(request.state.request_id), int(time.time()), now, principal=owner)
         try:
             with self._service.gate.place() as place:
                 raw = await read_body(request, self._service.config.max_body_bytes)
-                settled = await self._settled(raw)
+                settled = await self._settled(raw, owner)
                 if durable is None or not settled.kept:
+                    self._service.admit(owner)
                     async with while_connected(receive):
                         prepared = await prepare_served(self._service, self.body, settled.raw, receipt)
                         place.grow(len(prepared.choices))
@@ -70,11 +73,11 @@ class Generate:
         except ClientDisconnect:
             return
 
-    async def _settled(self, raw: bytes) -> SettledBody:
+    async def _settled(self, raw: bytes, owner: str) -> SettledBody:
         settle, durable = self._form.settle, self._service.durable
         if settle is None:
             return SettledBody(raw, False)
-        return await settle(self._service, None if durable is None else durable.store, raw)
+        return await settle(self._service, None if durable is None else durable.store, raw, owner)
 
     async def _answer(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
         wording = self._form.wording(prepared.generation)

@@ -14,8 +14,12 @@ from runtime.frontend.served_models import ServedModels
 from runtime.grammars.checking import GrammarChecker
 from runtime.server.capacity import Gate
 from runtime.server.interfaces import Driver, ModelSource
+from runtime.server.keys.key_book import KeyBook
+from runtime.server.keys.key_metrics import KeyCollector
 from runtime.server.metrics import Metrics
 from runtime.tracing.sink import Trace
+from zoo.records import ClientKey
+from zoo.store import Store
 
 if TYPE_CHECKING:
     from runtime.queueing.database import QueueDatabase
@@ -37,6 +41,7 @@ class Service:
         changing: Held while a model is loaded or unloaded.
         durable: The requests that outlive the server, None without `--queue`.
         grammars: What checks the grammars of answers.
+        keys: The keys of clients, None without `--client-keys`.
     """
 
     driver: Driver
@@ -50,6 +55,16 @@ class Service:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     durable: DurableRuns | None = None
     grammars: GrammarChecker = field(kw_only=True)
+    keys: KeyBook | None = None
+
+    def key_of(self, principal: str) -> ClientKey | None:
+        """Return the client's key of an owner; None for the server's own key, and where there are none."""
+        return None if self.keys is None else self.keys.rules(principal)
+
+    def admit(self, principal: str) -> None:
+        """Count a request of an owner. Raises RequestError 429 where its key does not allow it now."""
+        if self.keys is not None:
+            self.keys.admit(principal)
 
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run a CPU-bound function on a worker thread."""
@@ -63,8 +78,10 @@ def make_service(
     config: ServerConfig,
     trace: Trace | None,
     queue: QueueDatabase | None = None,
+    store: Store | None = None,
 ) -> Service:
     grammars = GrammarChecker()
+    keys = None if store is None or not config.client_keys else KeyBook(store)
     service = Service(
         driver=driver,
         models=models,
@@ -75,7 +92,10 @@ def make_service(
         grammars=grammars,
         workers=ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="zoo-frontend"),
         trace=trace,
+        keys=keys,
     )
+    if keys is not None:
+        service.metrics.registry.register(KeyCollector(keys))
     if queue is None:
         return service
     from runtime.server.durable.metrics import QueueCollector

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.frontend.errors import unsupported
+from runtime.frontend.errors import unknown_model, unsupported
 from runtime.frontend.schemas import ServedBody
-from runtime.frontend.served_models import ServedModel
+from runtime.frontend.served_models import NotServedYet, ServedModel
 from runtime.server.context import Service
+from zoo.records import ClientKey
 
 
 def model_for(service: Service, body: ServedBody, begun_on: str = "") -> ServedModel:
@@ -25,6 +26,25 @@ def model_for(service: Service, body: ServedBody, begun_on: str = "") -> ServedM
     kept = body.early_exit is None and service.models.knows(begun_on)
     model = service.models.find(begun_on if kept else body.model, body.end_user)
     return model if body.early_exit is None else _exit(service, model, body.early_exit)
+
+
+def check_model(service: Service, name: str, key: ClientKey) -> None:
+    """Check that a client's key may ask for a model, by its name, an ending of it, or an alias.
+
+    Raises RequestError 404, as for a model that is not served.
+    """
+    if key.models and not _is_allowed(service, name, frozenset(key.models)):
+        raise unknown_model(f"The model `{name[:200]}` does not exist or is not served here.")
+
+
+def _is_allowed(service: Service, name: str, allowed: frozenset[str]) -> bool:
+    alias = None if service.models.knows(name) else service.models.alias(name)
+    if alias is not None:  # any of its targets may answer
+        return alias.name in allowed or allowed.issuperset(alias.models)
+    try:
+        return service.models.find(name).name in allowed
+    except NotServedYet as unserved:
+        return unserved.model.name in allowed
 
 
 def _exit(service: Service, model: ServedModel, layers: int) -> ServedModel:

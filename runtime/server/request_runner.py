@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -31,7 +31,7 @@ from runtime.frontend.schemas import ChatBody, ChatShapedBody, CompletionBody, S
 from runtime.frontend.served_models import NotServedYet
 from runtime.server.context import Service
 from runtime.server.metrics import ModelMetrics
-from runtime.server.model_choice import model_for
+from runtime.server.model_choice import check_model, model_for
 from runtime.server.model_loading import ensure_served
 from runtime.types import TokenEvent
 
@@ -54,6 +54,11 @@ def limits_of(service: Service) -> Limits:
 def prepare(service: Service, kind: type[ServedBody], raw: bytes, receipt: Receipt) -> Prepared:
     """Parse, tokenize and check a body. Runs on a worker thread. Raises RequestError."""
     body = parse(kind, raw)
+    key = service.key_of(receipt.principal)
+    if key is not None:
+        if not receipt.begun_on:  # else it was accepted
+            check_model(service, body.model, key)
+        receipt = replace(receipt, salt=key.principal, priority=key.priority)
     limits, model = limits_of(service), model_for(service, body, receipt.begun_on)
     if isinstance(body, CompletionBody):
         generation = assemble_completion(body, model, receipt, limits)
@@ -175,6 +180,15 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextP
                     return
         finally:
             meter.abort_unfinished()
+            charge(service, prepared)
+
+
+def charge(service: Service, prepared: Prepared) -> None:
+    """Record what a request has used, once it is over, for its client's key."""
+    if service.keys is not None:
+        generation, generated = prepared.generation, sum(choice.tokens for choice in prepared.choices)
+        answered = generated > 0 or any(choice.finish is not None for choice in prepared.choices)
+        service.keys.charge(generation.receipt.principal, generation.prompt_tokens if answered else 0, generated)
 
 
 def advance(choices: dict[str, AnswerChoice], events: Sequence[TokenEvent]) -> list[TextPiece]:

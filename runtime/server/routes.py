@@ -18,8 +18,9 @@ from runtime.frontend.aliases import ServedAlias
 from runtime.frontend.errors import RequestError, unknown_model
 from runtime.frontend.served_models import NotServedYet, ServedModel, ServedModels, StoredModel
 from runtime.role_config import RoleName
-from runtime.server.auth import is_known
+from runtime.server.auth import client_key, is_known
 from runtime.server.context import Service
+from runtime.server.model_choice import check_model
 from runtime.server.model_loading import load_model
 from runtime.server.openai.responses import reply
 from runtime.server.request_body import read_body
@@ -45,11 +46,16 @@ class ZooRoutes:
         models = self._service.models
         aliases = [_alias_card(models, alias) for alias in models.aliases()]
         cards = [*map(_card, models.all()), *map(_stored_card, models.on_demand()), *aliases]
+        key = client_key(request)
+        if key is not None and key.models:
+            cards = [card for card in cards if card["id"] in key.models]
         return reply({"object": "list", "data": sorted(cards, key=lambda card: str(card["id"]))})
 
     async def show_model(self, request: Request) -> Response:
         """Show one served model, named in full or by a unique ending, or what an alias stands for."""
         name, models = request.path_params["name"], self._service.models
+        if (key := client_key(request)) is not None:
+            check_model(self._service, name, key)
         if not models.knows(name) and (alias := models.alias(name)) is not None:
             return reply(_alias_card(models, alias))
         try:

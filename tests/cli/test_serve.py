@@ -39,8 +39,8 @@ class Served:
     process: subprocess.Popen[str]
     log: Path
 
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.address}/v1", api_key="k3y", max_retries=0, timeout=60)
+    def client(self, key: str = "k3y") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 @contextmanager

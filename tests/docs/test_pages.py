@@ -81,7 +81,8 @@ def test_the_extra_fields_of_the_contract_are_said_to_be_extra() -> None:
 
 
 def test_every_metric_is_on_the_page() -> None:
-    sources = ("runtime/server/metrics.py", "runtime/server/durable/metrics.py", "runtime/control/counters.py")
+    server = ("metrics.py", "durable/metrics.py", "keys/key_metrics.py")
+    sources = (*(f"runtime/server/{each}" for each in server), "runtime/control/counters.py")
     named = {name for each in sources for name in re.findall(r'"((?:vllm|blockzoo):\w+)"', (ROOT / each).read_text())}
     assert {"vllm:prefix_cache_hits", "vllm:prefix_cache_queries", "blockzoo:agent_up"} <= named
     assert named == set(re.findall(r"^\| `((?:vllm|blockzoo):\w+)` \|", HTTP, re.MULTILINE))

@@ -16,13 +16,14 @@ from sqlalchemy import Connection, func, select, union
 from sqlalchemy.orm import InstrumentedAttribute
 
 from zoo.catalog import aliases as alias_rows
+from zoo.catalog import keys as key_rows
 from zoo.catalog import names as naming
 from zoo.catalog import schema as t
 from zoo.catalog.findings import documents, equivalences
 from zoo.catalog.rows import Parts, component_of, tensor_of
 from zoo.catalog.summaries import ModelConfig, ModelEntry, ModelSummary, block_counts, configs, entries, summaries
 from zoo.manifest import ChainBlock, Component, ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
-from zoo.records import Alias, AliasChange, Document, Equivalence
+from zoo.records import Alias, AliasChange, ClientKey, Document, Equivalence, KeyUsage
 
 #: Digests per query: far below both databases' limit on parameters.
 CHUNK = 500
@@ -62,6 +63,14 @@ class Reader:
     def alias_changes_of(self, model: str, most: int = 100) -> list[AliasChange]:
         """Return the latest changes that let an alias point to a model, newest first."""
         return alias_rows.changes_of_model(self._connection, model, most)
+
+    def keys(self) -> list[ClientKey]:
+        """Return all keys of clients, revoked ones too, in order of creation."""
+        return key_rows.all_keys(self._connection)
+
+    def key_usage(self, day: str) -> list[KeyUsage]:
+        """Return what keys have used from a day on (UTC, as 2026-01-31), in order of days and names."""
+        return key_rows.usage_since(self._connection, day)
 
     def latest_alias_change(self) -> int:
         """Return the number of the latest change of any alias, 0 without one."""

@@ -5,7 +5,7 @@
        |                       model_components                    model_blocks
        +------- model_tensors ------> models <---------------------------+
        +------- weight_entries -> weight_files -> models <- side_files
-                          equivalences, documents -> models          aliases -> alias_changes
+                          equivalences, documents -> models          aliases -> alias_changes     client_keys, key_usage
 
 Changes go through `migrations/`; a test compares the two. This module does not depend on connections or queries.
 """
@@ -200,6 +200,32 @@ class AliasRow(Base):
     __tablename__ = "aliases"
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
     change: Mapped[int] = mapped_column(ForeignKey("alias_changes.id"), index=True)
+
+
+class ClientKeyRow(Base):
+    """A key of a server's client. `principal`: digest of its secret; `models` is JSON; times are UTC."""
+
+    __tablename__ = "client_keys"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(String(255))
+    principal: Mapped[str] = mapped_column(String(DIGEST), index=True, unique=True)
+    models: Mapped[str] = mapped_column(Text)
+    requests_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_day: Mapped[int | None] = mapped_column(BigInteger)
+    priority: Mapped[int] = mapped_column(Integer)
+    created: Mapped[datetime]
+    revoked: Mapped[datetime | None]
+
+
+class KeyUsageRow(Base):
+    """What keys of a name have used on one day (UTC, as 2026-01-31)."""
+
+    __tablename__ = "key_usage"
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    day: Mapped[str] = mapped_column(String(10), primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    generated_tokens: Mapped[int] = mapped_column(BigInteger)
 
 
 class DocumentRow(Base):

@@ -17,13 +17,14 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from zoo.catalog import aliases as alias_rows
 from zoo.catalog import findings
+from zoo.catalog import keys as key_rows
 from zoo.catalog import schema as t
 from zoo.catalog.names import check_name
 from zoo.catalog.reader import CHUNK, Reader
 from zoo.catalog.rows import component_row, component_tensor_rows, tensor_row
 from zoo.errors import InputError, InUse, NameTaken, NotFound
 from zoo.manifest import PARTS, ChainBlock, Component, ModelManifest, block_digest
-from zoo.records import Alias, AliasAct, AliasTarget, Document, Equivalence
+from zoo.records import Alias, AliasAct, AliasTarget, ClientKey, Document, Equivalence, KeyUsage
 
 
 class Writer(Reader):
@@ -164,6 +165,18 @@ class Writer(Reader):
             self._model_row(target.model)
         figures = {"from": [target.model for target in alias.targets]}
         return alias_rows.put_change(self._connection, name, "rollback", before.targets, before.previous, figures)
+
+    def put_key(self, key: ClientKey) -> None:
+        """Add a key of a client. Raises NameTaken if a valid one has its name."""
+        key_rows.put_key(self._connection, key)
+
+    def revoke_key(self, name: str) -> None:
+        """End a valid key. Raises NotFound."""
+        key_rows.revoke_key(self._connection, name)
+
+    def add_key_usage(self, used: Iterable[KeyUsage]) -> None:
+        """Add what keys have used to what is recorded."""
+        key_rows.add_usage(self._connection, used)
 
     def delete_alias(self, name: str) -> None:
         """Delete an alias; the models stay, and so does its history. Raises NotFound."""

@@ -50,7 +50,7 @@ class AnswerForm:
     failure: Callable[[RequestError, int], bytes]
     end: bytes = b""
     reworded: Callable[[int, bytes], bytes] | None = None
-    settle: Callable[[Service, RequestStore | None, bytes], Awaitable[SettledBody]] | None = None
+    settle: Callable[[Service, RequestStore | None, bytes, str], Awaitable[SettledBody]] | None = None
 
 
 def _plain_failure(error: RequestError, sent: int) -> bytes:

@@ -15,7 +15,6 @@ from runtime.frontend.errors import RequestError, unsupported
 from runtime.frontend.schemas import parse
 from runtime.queueing import requests
 from runtime.queueing.records import ENDED, DurableRequest
-from runtime.server.auth import principal_of
 from runtime.server.context import Service
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ class SettledBody(NamedTuple):
     kept: bool
 
 
-async def settle(service: Service, store: RequestStore | None, raw: bytes) -> SettledBody:
+async def settle(service: Service, store: RequestStore | None, raw: bytes, principal: str) -> SettledBody:
     """Return a body with the conversation that it continues, and with what becomes of its response.
 
-    `store`: the queue's requests, None without a queue.
+    `store`: the queue's requests, None without a queue; `principal`: the owner of what it continues.
 
     Raises RequestError: 400 for a wrong body and for an earlier response that is not there, 413; StoreError.
     """
@@ -46,7 +45,7 @@ async def settle(service: Service, store: RequestStore | None, raw: bytes) -> Se
     kept, before = body.store is not False, body.previous_response_id
     changes: dict[str, object] = {"store": kept}
     if before is not None:
-        changes["input"] = [*await _conversation(service, store, before), *body.items]
+        changes["input"] = [*await _conversation(service, store, before, principal), *body.items]
     whole = await service.in_worker(partial(_encoded, body.model_copy(update=changes)))
     if len(whole) > service.config.max_body_bytes:
         message = f"The conversation is larger than {service.config.max_body_bytes} bytes."
@@ -54,10 +53,12 @@ async def settle(service: Service, store: RequestStore | None, raw: bytes) -> Se
     return SettledBody(whole, kept)
 
 
-async def find_response(service: Service, store: RequestStore, name: str) -> tuple[DurableRequest, ResponseBody] | None:
-    """Return a kept response of this server's clients, with its body. Raises StoreError."""
+async def find_response(
+    service: Service, store: RequestStore, name: str, principal: str
+) -> tuple[DurableRequest, ResponseBody] | None:
+    """Return a kept response of a principal, with its body. Raises StoreError."""
     found = await store.read(partial(requests.get, request=name))
-    if found is None or found.kind != "response" or found.principal != principal_of(service.config.api_key):
+    if found is None or found.kind != "response" or found.principal != principal:
         return None
     if found.body is None:  # a line of a batch
         return None
@@ -65,9 +66,9 @@ async def find_response(service: Service, store: RequestStore, name: str) -> tup
     return (found, body) if body.store else None
 
 
-async def _conversation(service: Service, store: RequestStore, name: str) -> list[InputItem]:
+async def _conversation(service: Service, store: RequestStore, name: str, principal: str) -> list[InputItem]:
     """Return the items of a conversation up to the end of a kept response."""
-    found = await find_response(service, store, name)
+    found = await find_response(service, store, name, principal)
     if found is None:
         raise _not_found("There is no response of that id.")
     request, body = found

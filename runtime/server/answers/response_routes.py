@@ -15,6 +15,7 @@ from runtime.queueing import requests
 from runtime.queueing.records import ENDED, DurableRequest
 from runtime.server.answers.kept import find_response
 from runtime.server.answers.responses import response_frame
+from runtime.server.auth import principal
 from runtime.server.context import Service
 from runtime.server.durable.runs import DurableRuns
 from runtime.server.openai.responses import reply
@@ -61,7 +62,7 @@ class ResponseRoutes:
         if durable is None:
             message = "This server keeps no responses; start it with --queue DIR."
             raise RequestError(message, status=501, code="queue_off")
-        found = await find_response(self._service, durable.store, request.path_params["id"])
+        found = await find_response(self._service, durable.store, request.path_params["id"], principal(request))
         if found is None:
             message = "There is no response of that id."
             raise RequestError(message, status=404, param="id", code="response_not_found")

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from runtime.frontend.errors import RequestError
-from runtime.server.auth import principal_of
+from runtime.server.auth import principal
 from runtime.server.batches.batch_service import BatchService, read_order
 from runtime.server.batches.documents import batch_document, file_document, page_document
 from runtime.server.batches.uploads import receive_file
@@ -32,7 +32,6 @@ class BatchRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._principal = principal_of(service.config.api_key)
         #: None without a queue.
         self.batches: BatchService | None = None
 
@@ -51,24 +50,26 @@ class BatchRoutes:
         batches = self._batches
         with self._service.gate.place():
             try:
-                return reply(file_document(await receive_file(request, batches.files, self._principal)))
+                return reply(file_document(await receive_file(request, batches.files, principal(request))))
             except ClientDisconnect:
                 return Response(status_code=499)
 
     async def list_files(self, request: Request) -> Response:
         """List files, the latest first; `?purpose=`, `?limit=` and `?after=` an id."""
         limit, after = _page(request, "files")
-        found, more = await self._batches.files.page(self._principal, limit, after, request.query_params.get("purpose"))
+        found, more = await self._batches.files.page(
+            principal(request), limit, after, request.query_params.get("purpose")
+        )
         return reply(page_document([file_document(file) for file in found], more))
 
     async def show_file(self, request: Request) -> Response:
         """Show a file."""
-        return reply(file_document(await self._batches.files.get(self._principal, request.path_params["id"])))
+        return reply(file_document(await self._batches.files.get(principal(request), request.path_params["id"])))
 
     async def file_content(self, request: Request) -> Response:
         """The bytes of a file."""
         batches = self._batches
-        file = await batches.files.get(self._principal, request.path_params["id"])
+        file = await batches.files.get(principal(request), request.path_params["id"])
         headers = {
             "Content-Length": str(file.nbytes),
             "Content-Disposition": f"attachment; filename*=utf-8''{quote(file.name, safe='')}",
@@ -79,7 +80,7 @@ class BatchRoutes:
     async def delete_file(self, request: Request) -> Response:
         """Remove a file; 409 while a batch reads it."""
         name = request.path_params["id"]
-        await self._batches.files.delete(self._principal, name)
+        await self._batches.files.delete(principal(request), name)
         return reply({"id": name, "object": "file", "deleted": True})
 
     # -- batches -------------------------------------------------------------------------------------------------------
@@ -99,21 +100,22 @@ class BatchRoutes:
                 raise RequestError("The body did not arrive in time.", status=408) from None
             except ClientDisconnect:
                 return Response(status_code=499)
-            return reply(batch_document(await batches.create(self._principal, order, key)))
+            self._service.admit(principal(request))
+            return reply(batch_document(await batches.create(principal(request), order, key)))
 
     async def list_batches(self, request: Request) -> Response:
         """List batches, the latest first; `?limit=`, and `?after=` an id."""
         limit, after = _page(request, "batches")
-        found, more = await self._batches.page(self._principal, limit, after)
+        found, more = await self._batches.page(principal(request), limit, after)
         return reply(page_document([batch_document(batch) for batch in found], more))
 
     async def show_batch(self, request: Request) -> Response:
         """Show a batch: its status, its counts, and its files once it has ended."""
-        return reply(batch_document(await self._batches.get(self._principal, request.path_params["id"])))
+        return reply(batch_document(await self._batches.get(principal(request), request.path_params["id"])))
 
     async def cancel_batch(self, request: Request) -> Response:
         """Stop a batch; what is answered is in its output file."""
-        return reply(batch_document(await self._batches.cancel(self._principal, request.path_params["id"])))
+        return reply(batch_document(await self._batches.cancel(principal(request), request.path_params["id"])))
 
 
 def _page(request: Request, kind: str) -> tuple[int, str | None]:

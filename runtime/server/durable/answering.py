@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.server.answers.forms import AnswerForm
 from runtime.server.answers.kept import SettledBody
-from runtime.server.auth import principal_of
+from runtime.server.auth import principal
 from runtime.server.context import Service
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.runs import DurableRuns
@@ -52,9 +52,9 @@ async def answer_durably(
 
     Raises RequestError: 400 for a bad header or body, 422 for another body under the same key, 503.
     """
-    principal, number = principal_of(service.config.api_key), last_event(request)
+    owner, number = principal(request), last_event(request)
     given = request.headers.get(_KEY)
-    key = None if given is None else _key_digest(principal, given)
+    key = None if given is None else _key_digest(owner, given)
     try:
         # The limit on sequences (`Gate.place`) does not hold here: what is accepted may wait in the store.
         if service.gate.closed:
@@ -62,7 +62,7 @@ async def answer_durably(
         if raw is None:
             raw = await read_body(request, service.config.max_body_bytes)
         name = form.prefix + (key or str(request.state.request_id))
-        run = await durable.accept(form, raw, name, principal, key, settled)
+        run = await durable.accept(form, raw, name, owner, key, settled)
         async with while_connected(request.receive):
             await write_run(form, run, number, request.scope, request.receive, send)
     except ClientDisconnect:

@@ -24,7 +24,7 @@ from runtime.server.durable.transcript import AddedEvents, Chunk, Transcript, br
 from runtime.server.durable.turns import Turns
 from runtime.server.interfaces import EventStream
 from runtime.server.openai.responses import as_request_error, dump
-from runtime.server.request_runner import Meter, Prepared, failure, prepare_served
+from runtime.server.request_runner import Meter, Prepared, charge, failure, prepare_served
 from runtime.types import SequenceRequest, TokenEvent
 from zoo.errors import StoreError, Unavailable, ZooError
 
@@ -100,7 +100,8 @@ class Execution:
             # interpreter from the event loop.
             past = await self._store.events(request.id) if request.version else []
             arrival = arrival_of(request, time.monotonic_ns(), time.time_ns())
-            receipt = Receipt(request.id, request.created // 10**9, arrival, request.seed, request.model)
+            seconds = request.created // 10**9
+            receipt = Receipt(request.id, seconds, arrival, request.seed, request.model, request.principal)
             prepared = await prepare_served(
                 self._service, form_of_kind(request.kind).body, request.body or b"", receipt
             )
@@ -165,6 +166,8 @@ class Execution:
                         return
         finally:
             meter.abort_unfinished()
+            if not self._service.gate.closed:  # else the next server goes on with it, and counts it whole
+                charge(self._service, prepared)
 
 
 def _check_version(request: DurableRequest, prepared: Prepared, begun: bool) -> None:

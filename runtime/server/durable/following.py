@@ -69,4 +69,4 @@ class Follower:
 
 def receipt_of(request: DurableRequest) -> Receipt:
     """Return the receipt of a request that arrives now, for its text alone."""
-    return Receipt(request.id, request.created // 10**9, 0, request.seed)
+    return Receipt(request.id, request.created // 10**9, 0, request.seed, principal=request.principal)

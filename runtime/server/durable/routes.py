@@ -16,7 +16,7 @@ from runtime.frontend.errors import RequestError
 from runtime.queueing import requests
 from runtime.queueing.records import ENDED, DurableRequest
 from runtime.server.answers.forms import form_of_kind
-from runtime.server.auth import principal_of
+from runtime.server.auth import principal
 from runtime.server.context import Service
 from runtime.server.durable.answering import last_event, write_run
 from runtime.server.durable.run import DurableRun
@@ -114,7 +114,7 @@ async def _find(service: Service, durable: DurableRuns, request: Request) -> Dur
     """Return the request that a route names. Raises RequestError 404, also for another principal's request."""
     name = request.path_params["id"]
     found = await durable.store.read(partial(requests.get, request=name))
-    if found is None or found.principal != principal_of(service.config.api_key):
+    if found is None or found.principal != principal(request):
         message = "There is no durable request of that id."
         raise RequestError(message, status=404, param="id", code="request_not_found")
     return found

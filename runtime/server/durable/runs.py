@@ -167,10 +167,12 @@ class DurableRuns:
         digest = blake3(form.kind.encode() + b"\0" + raw).digest()
         if (known := await self._known(request, principal, key, digest)) is not None:
             return known
+        self._service.admit(principal)
         created = time.time_ns()
-        receipt = Receipt(request, created // 10**9, time.monotonic_ns(), secrets.randbelow(2**62))
+        seed, now = secrets.randbelow(2**62), time.monotonic_ns()
+        receipt = Receipt(request, created // 10**9, now, seed, principal=principal)
         if form.settle is not None:
-            raw = (settled or await form.settle(self._service, self.store, raw)).raw
+            raw = (settled or await form.settle(self._service, self.store, raw, principal)).raw
         prepared = await prepare_served(self._service, form.body, raw, receipt)
         if (known := self._matching(self._runs.get(request), digest)) is not None:  # the same one has come meanwhile
             return known

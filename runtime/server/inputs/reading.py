@@ -11,10 +11,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtime.frontend.schemas import B, parse
+from runtime.server.auth import client_key
 from runtime.server.context import Service
+from runtime.server.model_choice import check_model
 from runtime.server.openai.responses import dump
 from runtime.server.request_body import read_body, while_connected
 from runtime.server.request_runner import when_served
+from zoo.records import ClientKey
 
 
 class Reading(Generic[B]):
@@ -38,10 +41,13 @@ class Reading(Generic[B]):
             with self._service.gate.place():
                 raw = await read_body(request, self._service.config.max_body_bytes)
                 async with while_connected(receive):
-                    document = await when_served(self._service, partial(self._answer, raw))
+                    document = await when_served(self._service, partial(self._answer, raw, client_key(request)))
                     await Response(document, media_type="application/json")(scope, receive, send)
         except ClientDisconnect:
             return
 
-    def _answer(self, raw: bytes) -> bytes:
-        return dump(self._work(self._service, parse(self.body, raw)))
+    def _answer(self, raw: bytes, key: ClientKey | None) -> bytes:
+        body = parse(self.body, raw)
+        if key is not None:
+            check_model(self._service, str(getattr(body, "model", "")), key)
+        return dump(self._work(self._service, body))

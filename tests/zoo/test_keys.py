@@ -1,0 +1,79 @@
+"""Keys of clients in the catalogue, on both databases: secrets are not kept, limits are checked, usage adds up."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.zoo.factory import ingest
+from zoo.catalog import Catalog
+from zoo.errors import InputError, NameTaken, NotFound
+from zoo.keys import make_key, principal_of
+from zoo.records import ClientKey, KeyUsage
+from zoo.store import Store
+
+
+def key(name: str, number: int) -> ClientKey:
+    return ClientKey(name, f"{number}" * 64, ("a", "b"), 5, None, -3, datetime(2026, 1, 2, 3, tzinfo=UTC))
+
+
+def test_a_secret_is_made_once_and_kept_nowhere(store: Store) -> None:
+    ingest(store, "org/a", [1])
+    first, second = make_key(store, "one", ["org/a", "org/a"], 3, 4, -1), make_key(store, "two")
+    assert first != second and len(first) > 40 and first.isascii()
+    with store.catalog.reading() as reader:
+        found, other = reader.keys()
+    assert (found.name, found.models, found.requests_per_minute, found.tokens_per_day, found.priority) == (
+        "one", ("org/a",), 3, 4, -1,
+    )  # fmt: skip
+    assert found.principal == principal_of(first) != other.principal and found.revoked is None
+    assert first.encode() not in (store.root / "catalog.sqlite").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""},
+        {"name": "a\nb"},
+        {"requests_per_minute": 0},
+        {"tokens_per_day": -1},
+        {"priority": 1 << 31},
+    ],
+)
+def test_wrong_keys_are_refused(store: Store, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        make_key(store, **{"name": "one", **wrong})
+    with pytest.raises(NotFound, match="no stored model"):
+        make_key(store, "one", ["org/none"])
+    with store.catalog.reading() as reader:
+        assert reader.keys() == []
+
+
+def test_a_name_is_free_again_once_its_key_is_revoked(catalog: Catalog) -> None:
+    with catalog.writing() as writer:
+        writer.put_key(key("one", 1))
+        with pytest.raises(NameTaken):
+            writer.put_key(key("one", 2))
+        writer.revoke_key("one")
+        with pytest.raises(NotFound):
+            writer.revoke_key("one")
+        writer.put_key(key("one", 2))
+    with catalog.reading() as reader:
+        old, new = reader.keys()
+    assert old.revoked is not None and new == key("one", 2)
+
+
+def test_usage_adds_up_by_key_and_day(catalog: Catalog) -> None:
+    for _ in range(2):
+        with catalog.writing() as writer:
+            writer.add_key_usage([KeyUsage("one", "2026-01-02", 1, 10, 5), KeyUsage("two", "2026-01-02", 2)])
+            writer.add_key_usage([KeyUsage("one", "2026-01-03", 0, 1, 1)])
+    with catalog.reading() as reader:
+        assert reader.key_usage("2026-01-02") == [
+            KeyUsage("one", "2026-01-02", 2, 20, 10),
+            KeyUsage("two", "2026-01-02", 4),
+            KeyUsage("one", "2026-01-03", 0, 2, 2),
+        ]
+        assert [each.day for each in reader.key_usage("2026-01-03")] == ["2026-01-03"]
