@@ -180,7 +180,7 @@ def test_a_drain_ends_in_time_and_says_so_to_who_still_waits(stream: bool) -> No
     )
     try:
         address = (child.stdout.readline() if child.stdout else "").strip()
-        threading.Timer(0.5, os.kill, (child.pid, signal.SIGTERM)).start()
+        threading.Thread(target=end_once_it_runs, args=(child, address)).start()
         with (
             openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
             pytest.raises(openai.APIError) as caught,
@@ -193,6 +193,12 @@ def test_a_drain_ends_in_time_and_says_so_to_who_still_waits(stream: bool) -> No
     finally:
         child.kill()
         child.wait()
+
+
+def end_once_it_runs(child: subprocess.Popen[str], address: str) -> None:
+    with httpx.Client(base_url=address, timeout=60, trust_env=False) as http:
+        assert eventually(lambda: http.get("/zoo/state").json()["running"] > 0)
+    child.send_signal(signal.SIGTERM)
 
 
 def refuses(address: str) -> bool:

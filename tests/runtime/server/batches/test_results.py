@@ -24,7 +24,9 @@ from tests.runtime.server.batches.asking import content_of, line
 
 COUNT = 1300
 NOW = 1_700_000_000_000_000_000
-SERVICE: Any = SimpleNamespace(config=ServerConfig(), models=SimpleNamespace(find=lambda name: None))
+SERVICE: Any = SimpleNamespace(
+    config=ServerConfig(), models=SimpleNamespace(find=lambda *_: None, knows=lambda _: False), key_of=lambda _: None
+)
 
 
 @pytest.fixture

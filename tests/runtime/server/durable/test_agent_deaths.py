@@ -44,7 +44,7 @@ def victim(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def cluster_server(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Running]:
-    launcher = processes(models=MODELS, pace=4.0)
+    launcher = processes(models=MODELS, pace=12.0)
     chains = [model.chain(*CUTS) for model in MODELS]
     driver = ClusterDriver(chains, blocks(MODELS, CUTS), DEVICES, launcher, ClusterConfig(placement="partition"))
     source = FakeSource(tokenizer, known=[model.spec for model in MODELS])
