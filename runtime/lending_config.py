@@ -28,6 +28,8 @@ class LendingConfig:
             0: never.
         timeout_s: Longest wait for a creditor's part of the attention; then the step fails, and its sequences run
             again.
+        mend: Where a creditor dies, only what it held is computed again, as far as that can be (IL-18); otherwise all
+            of the sequence.
         beat_ms: Period of agents' heartbeats to the managers of the pool, and of their sorted lists; with `negotiated`
             (IL-10, IL-16).
         gone_ms: Time without heartbeats after which a device is no longer recommended; with `negotiated`.
@@ -41,6 +43,7 @@ class LendingConfig:
     recall: float = 0.25
     reclaim: bool = True
     circle_pages: int = 8
+    mend: bool = True
     beat_ms: int = 100
     gone_ms: int = 1000
     managers: int = 1

@@ -45,8 +45,11 @@ def with_change(away: Sequence[SentAway], change: PlaceChange) -> tuple[SentAway
     """Return what other devices hold of a sequence after a change, the first tokens first."""
     if isinstance(change, SentAway):
         return tuple(sorted((*away, change), key=lambda each: each.first))
-    kept = (each if each.loan != change.loan else structs.replace(each, last=change.first) for each in away)
-    return tuple(each for each in kept if each.first < each.last)
+    kept = [each for each in away if each.loan != change.loan]
+    for each in away:
+        if each.loan == change.loan:
+            kept += [structs.replace(each, last=change.first), structs.replace(each, first=change.last)]
+    return tuple(sorted((each for each in kept if each.first < each.last), key=lambda each: each.first))
 
 
 class LoanLink(Protocol):

@@ -181,7 +181,9 @@ class SentAway(msgspec.Struct, frozen=True, gc=False):
 
 
 class CameBack(msgspec.Struct, frozen=True, gc=False):
-    """Tell the engine that the last page sets of a loan are here again, from token `first` of the sequence on (IL-25).
+    """Tell the engine that tokens [first, last) of a sequence, page sets of a loan, are here again (IL-25).
+
+    They are the last ones of the loan, unless its creditor is gone.
 
     `seq`: key of the page table; `groups`: page ids [page sets, layers].
     """
@@ -189,6 +191,7 @@ class CameBack(msgspec.Struct, frozen=True, gc=False):
     seq: str
     loan: int
     first: int
+    last: int
     groups: tuple[tuple[int, ...], ...]
 
 

@@ -72,6 +72,7 @@ from runtime.messages import (
     FinishMigration,
     ForwardRows,
     LoadStages,
+    MendPages,
     Message,
     Offer,
     OpenSequences,
@@ -237,6 +238,7 @@ class Agent:
             case (
                 StartMigration()
                 | FinishMigration()
+                | MendPages()
                 | PageRequest()
                 | PageData()
                 | PagesWritten()
@@ -278,7 +280,9 @@ class Agent:
         """
         return [*self._results.finish(result, now, lane), *self._bids(), *self._parted()]
 
-    def fail_step(self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False) -> list[AgentCommand]:
+    def fail_step(
+        self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False, intact: bool = False
+    ) -> list[AgentCommand]:
         """Report the rows of the oldest step of a lane as lost, because the engine failed on it.
 
         It is not known how far the engine got, so the next plan makes it forget the tables of these rows. Other rows
@@ -286,8 +290,10 @@ class Agent:
 
         Args:
             retry: Whether only the step before it failed, so that the scheduler runs these rows again.
+            intact: Whether K and V on another device could not be reached, and nothing else happened: the engine keeps
+                the tables, and the same rows may run again.
         """
-        return [*self._results.fail(reason, now, lane, retry), *self._bids(), *self._parted()]
+        return [*self._results.fail(reason, now, lane, retry, intact), *self._bids(), *self._parted()]
 
     def starved(self, now: int) -> list[AgentCommand]:
         """Report rows as lost that have waited for pages longer than the page timeout. Call it from time to time."""
@@ -504,6 +510,7 @@ class Agent:
         self,
         event: StartMigration
         | FinishMigration
+        | MendPages
         | PageRequest
         | PageData
         | PagesWritten
@@ -518,6 +525,8 @@ class Agent:
             case FinishMigration():
                 sequence = self._sequence_table.sequences.get(event.seq)
                 out = self._moves.settle(event, None if sequence is None else sequence.keys)
+            case MendPages():
+                out = self._moves.mend(event, self._sequence_table.sequences.get(event.seq), now)
             case PageRequest() if event.loan:
                 out = [answer_for_loan(event, self._moves.lent_pages(event))]
             case PageRequest():

@@ -120,6 +120,12 @@ class AgentCounters:
     loan_ns: int = _shown("blockzoo:loan_seconds", "Duration of loans' transfers, from request to answer.", per=1e9)
     loan_recalls: int = _shown("blockzoo:loan_recalls", "Parts of loans that came back while their sequence ran.")
     recalled_pages: int = _shown("blockzoo:recalled_pages", "Pages that came back with them.")
+    mends: int = _shown("blockzoo:mends", "Sequences that computed again only what a dead creditor had held.")
+    mended_tokens: int = _shown("blockzoo:mended_tokens", "Tokens that they computed again.")
+    loss_restarts: int = _shown("blockzoo:loss_restarts", "Sequences that ran again as a creditor had died.")
+    restarted_tokens: int = _shown("blockzoo:restarted_tokens", "Tokens with K and V that these computed again.")
+    recoveries: int = _shown("blockzoo:recoveries", "Sequences with a token after the death of a creditor.")
+    recovery_ns: int = _shown("blockzoo:recovery_seconds", "Time from the death to that token.", per=1e9)
     circles: int = _shown("blockzoo:circles", "Circles of debts among devices that were resolved, or given up.")
     # What is said with the managers of the pool and the creditors that they recommend (IL-12).
     pool_queries: int = _shown("blockzoo:pool_queries", "Queries for creditors to the managers of the pool.")

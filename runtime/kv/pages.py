@@ -65,8 +65,8 @@ def pages_for(spec: ModelSpec, tokens: int) -> int:
 class PageBook:
     """Allocate, share and free the pages of one device. Each operation is complete or changes nothing.
 
-    Operations: `open`, `share`, `share_layers`, `recut`, `extend`, `fill`, `rewind`, `send_away`, `bring_back`, `lend`,
-    `cut_lent`, `release`;    `set_limit`.
+    Operations: `open`, `share`, `share_layers`, `share_start`, `recut`, `extend`, `fill`, `rewind`, `send_away`,
+    `bring_back`, `lend`, `cut_lent`, `release`;    `set_limit`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -151,6 +151,21 @@ class PageBook:
         mine.groups.extend(groups)
         mine.tokens = tokens
         return tuple(groups)
+
+    def share_start(self, seq: str, other: str, tokens: int) -> None:
+        """Start the empty table of `seq` with the page sets of the first tokens of `other`, those that are away, too.
+
+        Raises ValueError, and changes nothing, as `share`; KeyError without a table.
+        """
+        mine, theirs = self._tables[seq], self._tables[other]
+        width = theirs.spec.page_tokens
+        count, same = tokens // width, (mine.spec.page_tokens, mine.spec.kv_layers) == (width, theirs.spec.kv_layers)
+        if mine.groups or tokens % width or tokens > theirs.tokens or not same or theirs.lent:
+            raise ValueError(f"{seq} cannot start with {tokens} tokens of {other}")
+        mine.groups, mine.tokens = theirs.groups[:count], tokens
+        mine.away = {at for at in theirs.away if at < count}
+        for page in (page for group in mine.groups for page in group):
+            self._refs[page] += 1
 
     def share_layers(self, seq: str, other: str, tokens: int, layers: int) -> None:
         """Start the empty table of `seq` with the pages that `other` has of these first tokens and layers (UN-15).
@@ -316,17 +331,21 @@ class PageBook:
         table.away.update(span)
         return before - self.used
 
-    def bring_back(self, seq: str, other: str, lo: int) -> None:
+    def bring_back(self, seq: str, other: str, lo: int, skipped: int = 0) -> None:
         """Give a table all pages of another one in place of page sets that are away, from token `lo` on.
 
-        The other table, of which all tokens are written, is gone. Raises ValueError, and changes nothing, unless they
-        are whole page sets, and those are away; KeyError without a table.
+        The other table, of which all tokens are written, is gone. Its first `skipped` tokens, of whole page sets, are
+        those that it shares (`share_start`). Raises ValueError, and changes nothing, unless they are whole page sets,
+        and those are away; KeyError without a table.
         """
         table, theirs = self._tables[seq], self._tables[other]
-        span = self._span(seq, lo, lo + theirs.tokens)
-        if theirs.tokens != theirs.room or theirs.away or theirs.lent or not table.away.issuperset(span):
-            raise ValueError(f"sequence {seq}: {theirs.tokens} tokens from {lo} on cannot come back")
-        table.groups[span.start : span.stop] = theirs.groups
+        span, first = self._span(seq, lo, lo + theirs.tokens - skipped), skipped // table.spec.page_tokens
+        away = theirs.tokens != theirs.room or max(theirs.away, default=-1) >= first
+        if away or theirs.lent or not table.away.issuperset(span):
+            raise ValueError(f"sequence {seq}: {theirs.tokens - skipped} tokens from {lo} on cannot come back")
+        for group in theirs.groups[:first]:
+            self._give_back(group)
+        table.groups[span.start : span.stop] = theirs.groups[first:]
         table.away.difference_update(span)
         del self._tables[other]
 

@@ -3,7 +3,7 @@
     to_agent        scheduler -> agent     LoadStages UnloadStages   OpenSequences CloseSequences   RunRows PeerDown
                                                                      StartMigration FinishMigration   DropStates
                                                                      SaveSequences   ReadAhead   SendAway
-                                                                     EndLoan
+                                                                     EndLoan   MendPages
     between_agents  agent -> agent         ForwardRows (hidden states)   PageRequest PageData (K and V)   Offer Bid
                                                                          Retract (hops dispatched by agents)
                                                                          AttendLoans LoansAttended (side link)
@@ -52,6 +52,7 @@ from runtime.messages.to_agent import (
     EndLoan,
     FinishMigration,
     LoadStages,
+    MendPages,
     OpenSequences,
     PeerDown,
     PromptEntry,
@@ -88,6 +89,7 @@ ToAgent = (
     | SaveSequences
     | SendAway
     | EndLoan
+    | MendPages
     | DropStates
     | RunRows
     | PeerDown
@@ -146,6 +148,7 @@ __all__ = [
     "LinkClosed",
     "LoadStages",
     "LoansAttended",
+    "MendPages",
     "Message",
     "MigrationFailed",
     "MigrationReady",

@@ -240,6 +240,28 @@ class SendAway(Message, frozen=True, tag=True, array_like=True):
     last: int
 
 
+class MendPages(Message, frozen=True, tag=True, array_like=True):
+    """Compute tokens [first, last) of a sequence again here: the device that held their K and V is gone (IL-18).
+
+    They are whole page sets, and K and V of all tokens before them are there. No row of the sequence is under way. The
+    agent answers with MigrationReady once they are pages of the sequence here, or with MigrationFailed.
+
+    Fields:
+        move: Its number, of those of migrations.
+        lo: First component of the hop here, which is the only one.
+        loan: Number of the loan that they were a part of.
+        tokens: Token ids.
+    """
+
+    move: int
+    seq: str
+    epoch: int
+    lo: int
+    loan: int
+    first: int
+    tokens: tuple[int, ...]
+
+
 class EndLoan(Message, frozen=True, tag=True, array_like=True):
     """Hold only the tokens of a loan before `upto` of the sequence: the rest is at the debtor again (IL-25)."""
 

@@ -155,6 +155,8 @@ class RowsLost(Message, frozen=True, tag=True, array_like=True):
     Fields:
         retry: True: the sequences can run again, but their K and V here are invalid (no pages, a broken hop).
             False: the step failed on these rows.
+        intact: Whether K and V of all tokens before these rows are still valid on the whole path: the same rows may run
+            again. Only K and V on another device could not be reached.
     """
 
     device: str
@@ -162,6 +164,7 @@ class RowsLost(Message, frozen=True, tag=True, array_like=True):
     epochs: tuple[int, ...]
     reason: str
     retry: bool
+    intact: bool = False
 
 
 class HopAssigned(Message, frozen=True, tag=True, array_like=True):

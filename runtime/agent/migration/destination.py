@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.activation_fetch import ActivationFetch
 from runtime.agent.migration.incoming import IncomingMigration
+from runtime.agent.migration.mending import PageMending
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
 from runtime.chains import Array, own
@@ -44,6 +45,7 @@ from runtime.messages import (
     SCHEDULER,
     EndLoan,
     FinishMigration,
+    MendPages,
     MigrationFailed,
     MigrationReady,
     PageData,
@@ -77,12 +79,15 @@ class IncomingMigrations:
         self._rows: list[QueuedRow] = []
         self._dropped: list[int] = []
         self._paces = PaceMemory()
+        self._mending = PageMending(device, tables)
 
     def keys(self) -> set[str]:
         """Return the page tables of migrations, which belong to no open sequence yet."""
-        return {each.key for each in self._incoming.values()} | {
-            key for some in self._adopted.values() for _, key in some
-        }
+        return (
+            {each.key for each in self._incoming.values()}
+            | {key for some in self._adopted.values() for _, key in some}
+            | self._mending.keys()
+        )
 
     def seqs(self) -> set[str]:
         """Return the sequences that migrate to this device."""
@@ -197,6 +202,8 @@ class IncomingMigrations:
 
     def finish_row(self, row: QueuedRow, now: int) -> list[AgentCommand]:
         """Handle a row that has recomputed its tokens."""
+        if (mended := self._mending.finish_row(row)) is not None:
+            return mended
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
             return []
@@ -215,6 +222,8 @@ class IncomingMigrations:
 
     def failed(self, row: QueuedRow, reason: str, now: int) -> list[AgentCommand]:
         """Handle a failed step of a row that recomputes: its pages are copied instead, if there is a source."""
+        if (lost := self._mending.failed(row, reason)) is not None:
+            return lost
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
             return []
@@ -264,6 +273,7 @@ class IncomingMigrations:
 
     def closed(self, seq: str, epoch: int) -> None:
         """Discard the migrations of a sequence up to this epoch."""
+        self._mending.closed(seq, epoch)
         if not self._incoming and not self._adopted:
             return
         for move in [each for each in self._incoming.values() if each.order.seq == seq and each.order.epoch <= epoch]:
@@ -274,6 +284,10 @@ class IncomingMigrations:
             self._kept.close(seq)
 
     # -- loans ---------------------------------------------------------------------------------------------------------
+
+    def mend(self, order: MendPages, sequence: AgentSequence | None, now: int) -> list[AgentCommand]:
+        """Compute tokens of a sequence again that a dead device held."""
+        return self._mending.begin(order, sequence, self._rows, now)
 
     def lent_pages(self, want: PageRequest) -> tuple[int, ...] | None:
         """Return the pages of a loan that a request asks for; None if they are not held here."""

@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from runtime.kv.pages import Group, OutOfPages, PageBook, groups_for
+from runtime.loans import with_change
 from runtime.types import CameBack, ModelSpec, PlaceChange, SentAway
 
 
@@ -41,6 +44,7 @@ class SequencePageTables:
         self.released: list[str] = []
         #: What the next plan tells the engine of pages that are on other devices now.
         self.place_changes: list[PlaceChange] = []
+        self._away: dict[str, tuple[SentAway, ...]] = {}
 
     def open(self, seq: str, lo: int, spec: ModelSpec) -> str:
         """Open an empty table for a stage of a sequence and return its key. `lo`: the stage's first component."""
@@ -193,24 +197,43 @@ class SequencePageTables:
             self.book.send_away(key, first, last)
         except (ValueError, KeyError):
             return False
-        self.place_changes.append(SentAway(key, creditor, loan, first, last))
+        self._change_place(SentAway(key, creditor, loan, first, last))
         return True
 
-    def bring_back(self, key: str, other: str, loan: int, first: int) -> bool:
+    def bring_back(self, key: str, other: str, loan: int, first: int, skipped: int = 0) -> bool:
         """Give a table the pages of another one, which is gone, from token `first` on (`PageBook.bring_back`).
 
-        `loan`: of which these are the last page sets. Returns False, and changes nothing, if that is not possible.
+        `loan`: of which these are page sets; `skipped`: tokens that the other table shares with this one. Returns
+        False, and changes nothing, if that is not possible.
         """
         if key in self._writing:
             return False
-        groups = self.book.groups_of(other)
+        last = first + self.book.tokens_of(other) - skipped
         try:
-            self.book.bring_back(key, other, first)
+            groups = self.book.groups_of(other, skipped // self._specs[other].page_tokens)
+            self.book.bring_back(key, other, first, skipped)
         except (ValueError, KeyError):
             return False
         self._forget_key(other)
-        self.place_changes.append(CameBack(key, loan, first, groups))
+        self._change_place(CameBack(key, loan, first, last, groups))
         return True
+
+    def open_gap(self, key: str, seq: str, lo: int, first: int) -> str | None:
+        """Open a table for tokens of another table that are lost, from `first` on: it begins as that table does.
+
+        Its rows attend to all tokens before, wherever these are. Returns its key; None, and changes nothing, if the
+        other table does not begin so.
+        """
+        made = self.open(seq, lo, self._specs[key])
+        try:
+            self.book.share_start(made, key, first)
+        except (ValueError, KeyError):
+            self._free(made)
+            return None
+        for each in self._away.get(key, ()):
+            if each.last <= first:
+                self._change_place(replace(each, seq=made))
+        return made
 
     def take_place_changes(self) -> tuple[PlaceChange, ...]:
         """Return what the engine has to learn of pages on other devices; each is returned once.
@@ -260,12 +283,17 @@ class SequencePageTables:
         if set(self._specs) != held | self._leaving:
             raise RuntimeError(f"tables of nobody: {sorted(set(self._specs) ^ (held | self._leaving))[:5]}")
 
+    def _change_place(self, change: PlaceChange) -> None:
+        self._away[change.seq] = with_change(self._away.get(change.seq, ()), change)
+        self.place_changes.append(change)
+
     def _free(self, key: str) -> None:
         self.book.release(key)
         self._forget_key(key)
 
     def _forget_key(self, key: str) -> None:
         del self._specs[key]
+        self._away.pop(key, None)
         if self.told.pop(key, None) is not None:
             self.released.append(key)
         elif self.place_changes:

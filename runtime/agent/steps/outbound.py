@@ -161,10 +161,9 @@ def done_of(
     )
 
 
-def lost_of(device: str, rows: Sequence[QueuedRow], reason: str, *, retry: bool) -> RowsLost:
-    return RowsLost(
-        device, tuple(each.sequence.seq for each in rows), tuple(each.epoch for each in rows), reason, retry
-    )
+def lost_of(device: str, rows: Sequence[QueuedRow], reason: str, *, retry: bool, intact: bool = False) -> RowsLost:
+    seqs, epochs = tuple(each.sequence.seq for each in rows), tuple(each.epoch for each in rows)
+    return RowsLost(device, seqs, epochs, reason, retry, intact)
 
 
 def _count(row: QueuedRow) -> int:

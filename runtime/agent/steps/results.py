@@ -32,11 +32,18 @@ from runtime.types import Sampled, StepPlan, StepResult
 
 
 def report_lost(
-    device: str, tables: SequencePageTables, rows: Iterable[QueuedRow], reason: str, *, retry: bool
-) -> list[AgentCommand]:
+    device: str, tables: SequencePageTables, rows: Iterable[QueuedRow], reason: str, *, retry: bool,
+    intact: bool = False,
+) -> list[AgentCommand]:  # fmt: skip
     """Return the report of rows as lost, without those of sequences that have gone."""
     gone = [each for each in rows if stands(each, tables)]
-    return [Send(SCHEDULER, lost_of(device, gone, reason, retry=retry))] if gone else []
+    return [Send(SCHEDULER, lost_of(device, gone, reason, retry=retry, intact=intact))] if gone else []
+
+
+def _may_run_again(row: QueuedRow) -> bool:
+    """Return whether a row that wrote nothing that counts may run again as it was sent, with nothing else undone."""
+    whole = not (row.part or row.before or row.credit is not None)
+    return whole and not (row.move or row.attempt or row.shadow or row.hop)
 
 
 class StepResults:
@@ -200,19 +207,22 @@ class StepResults:
                 told.goes_on(going, output)
         self._round_trips.leaves(row, self.device, now)
 
-    def fail(self, reason: str, now: int, lane: Lane, retry: bool) -> list[AgentCommand]:
+    def fail(self, reason: str, now: int, lane: Lane, retry: bool, intact: bool = False) -> list[AgentCommand]:
         """Report the rows of the oldest step of a lane as lost, as `Agent.fail_step`."""
         plan, rows = self._steps.oldest_step(lane)
         self._steps.pop_step(lane)
         self._batches.clear()
-        self._tables.queue_releases([row.seq for row in plan.rows], plan.released)
+        again = [each for each in rows if intact and not plan.copied and _may_run_again(each)]
+        kept = {each.name for each in again}
+        self._tables.queue_releases([row.seq for row in plan.rows if row.seq not in kept], plan.released)
         self._steps.settle(rows)
         out: list[AgentCommand] = self._earned_so_far(rows)
         for each in rows:
             out += self._moves.failed(each, reason, now) if each.move else []
         self._ahead.failed([each for each in rows if each.shadow])
-        standing = [each for each in rows if not each.move and not each.shadow]
+        standing = [each for each in rows if not each.move and not each.shadow and each.name not in kept]
         lost = report_lost(self.device, self._tables, standing, reason, retry=retry)
+        lost += report_lost(self.device, self._tables, again, reason, retry=retry, intact=True)
         for each in rows:
             if each.credit is not None:
                 each.credit.over = True

@@ -72,7 +72,7 @@ class _Outcomes:
         device are lost, its sequences run again, and the engine has not failed.
         """
         if isinstance(error, LoanLost):
-            return self._agent.fail_step(str(error), self._clock(), self._lane, retry=True)
+            return self._agent.fail_step(str(error), self._clock(), self._lane, retry=True, intact=True)
         commands = self._agent.fail_step(f"the engine failed: {public(error)}", self._clock(), self._lane)
         self._failures += 1
         if self._failures >= MAX_FAILURES:

@@ -188,6 +188,8 @@ class IntegerEngine:
             return self._lanes.run(plan, inputs)
         except LoanLost:
             self._failed.update([row.seq for row in plan.rows], [one.request.seq for one in plan.opened], plan.released)
+            for row in plan.rows:  # they may run again: what they had begun to write counts for nothing
+                self._held[row.seq].computed = row.start
             raise
 
     def second_lane(self) -> StepRunner:
@@ -214,6 +216,7 @@ class IntegerEngine:
         saved: dict[str, dict[int, Array]] = {}
         for row in plan.rows:
             self._store_row(row)
+        for row in plan.rows:
             values = self._values(row, inputs.get(row.seq), saved)
             held = self._held[row.seq]
             if held.stage.hi < len(self._models[held.stage.model].parts):

@@ -42,9 +42,9 @@ class PageRoom:
                 self._seating.preempt(victim, now)
         return True
 
-    def may_come(self, starved: Iterable[ScheduledSequence]) -> bool:
+    def may_come(self, starved: Iterable[ScheduledSequence], now: int) -> bool:
         """Return whether these sequences may get pages although nothing else runs: each asks for a loan again."""
-        return self._lending.asks_soon(starved)
+        return self._lending.asks_soon(starved, now)
 
     def _victim(self, sequence: ScheduledSequence, device: str) -> ScheduledSequence | None:
         """Return the sequence of the lowest rank behind `sequence` with pages on a device.

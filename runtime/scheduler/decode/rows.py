@@ -49,6 +49,7 @@ class DecodeLoop:
         self._state = state
         self._seating = seating
         self._pages, self._recalls = PageRoom(state, seating, residency, lending), lending.recalls
+        self._mending = lending.mending
         self._speculation = speculation
         self._on_rest = on_rest
         config = state.config
@@ -119,7 +120,9 @@ class DecodeLoop:
             if sequence is None or sequence.epoch != epoch:
                 self._seating.prefix_cache.remove_prefix(seq)
                 continue
-            if lost.retry:
+            if lost.intact and sequence.flying and self._mending.runs_again(sequence, now):
+                sequence.flying = False
+            elif lost.retry:
                 sequence.shared.alone = True
                 self._seating.preempt(sequence, now, intact=False)
             else:
@@ -228,6 +231,9 @@ class DecodeLoop:
         """Emit the latest token of a sequence, and end the sequence if it is the last (see `LiveSequence.finish`)."""
         state, request, token, made = self._state, sequence.request, sampled.token, len(sequence.output)
         if sequence.failures is not NO_FAILURES:
+            if since := sequence.failures.since:
+                state.counters.recoveries += 1
+                state.counters.recovery_ns += now - since
             sequence.failures, state.changed = NO_FAILURES, True
         reason: FinishReason | None = None
         place = sequence.place
@@ -295,6 +301,9 @@ class DecodeLoop:
             self._seating.preempt(sequence, now)
         elif sequence.waits.paused is not None or sequence.waits.skipped or sequence.waits.handoff:
             return
+        elif sequence.lost:
+            if not self._mend(sequence, now):
+                starved[sequence.seq] = sequence
         elif self.prompts is not None and sequence.phase != "decode":
             self.prompts.add(sequence)
         elif self._rests(sequence):
@@ -318,7 +327,7 @@ class DecodeLoop:
         if (
             starved
             and not any(m.flying or m.waits.held for m in self._state.running.values())
-            and not self._pages.may_come(starved.values())
+            and not self._pages.may_come(starved.values(), now)
         ):
             running = self._state.running.values()
             paused = [m for m in running if (m.waits.paused is not None or m.waits.skipped) and m.pages.groups]
@@ -332,6 +341,15 @@ class DecodeLoop:
         """Send chunks of the prompts that are queued (TI-08), where they are."""
         if self.prompts is not None:
             self.prompts.run(now)
+
+    def _mend(self, sequence: ScheduledSequence, now: int) -> bool:
+        """Compute lost page sets of a sequence again; return False if there are no pages for them now."""
+        groups = self._mending.wanted(sequence)
+        if not self._pages.make(sequence, groups, now):
+            return False
+        self._state.starved.pop(sequence.seq, None)
+        self._mending.start(sequence, groups, now)
+        return True
 
     def _issue_part(self, sequence: ScheduledSequence, tokens: int, now: int) -> bool:
         return self._issue(sequence, now, tokens)

@@ -91,7 +91,8 @@ class DeviceEvents:
         for sequence in [m for m in state.running.values() if down.device in m.place.devices]:
             self._bereave(sequence, down, now)
         for sequence in [each for each in state.running.values() if down.device in each.lenders]:
-            self._seating.preempt(sequence, now, "a device that held K and V of it is gone", intact=False)
+            if not self._lending.lose(sequence, down.device, now):
+                self._seating.preempt(sequence, now, "a device that held K and V of it is gone", intact=False)
         self._offers.remove_device(down.device)
         self._migrations.remove_device(down.device, now)
         self._seating.prefix_cache.remove_device(down.device)
@@ -121,7 +122,7 @@ class DeviceEvents:
         """
         state = self._state
         for sequence in self._overdue.look(lambda name: state.devices[name].passing.here.values(), self._targets, now):
-            if not sequence.flying and sequence.lenders:
+            if not sequence.flying and sequence.scattered:
                 self._lending.give_up(sequence, "its creditor does not answer", now)
                 continue
             if not sequence.flying:

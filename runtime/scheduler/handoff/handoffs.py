@@ -152,7 +152,7 @@ class Handoffs:
         router, within = state.router, state.router.within(chain, "decodes")
         if within is None or within.issuperset(sequence.place.devices):
             return "its devices decode"
-        if sequence.lenders:  # its devices decoded when it came
+        if sequence.scattered:  # its devices decoded when it came
             return "other devices hold K and V of it"
         if within <= full:
             return None

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from runtime.policy.migration.order import Mover
-from runtime.scheduler.devices.devices import Device, Devices
+from runtime.scheduler.devices.devices import Device, DeviceFacts, DevicePages, Devices, Plan
 
 #: Page numbers reserved per extent: far more than a device has pages.
 _NUMBERS = 1 << 40
@@ -109,6 +109,8 @@ class PageAccounting:
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
+        #: Stands for the device of page sets that are lost.
+        self._nowhere = Device("", DeviceFacts(), DevicePages(0), Plan(0), alive=False)
         self._numbers = 0
 
     def allocate(self, places: Places, groups: int, like: PageHolding | None = None, shared: int = 0) -> PageHolding:
@@ -185,9 +187,9 @@ class PageAccounting:
     def change_place(self, holding: PageHolding, device: str, target: str, first: int, last: int) -> None:
         """Record that another device has page sets [first, last) of a holding's blocks on a device of its path.
 
-        Or that this one has them again (`target` is `device`).
+        Or that this one has them again (`target` is `device`), or none any more (`target` is empty).
         """
-        there = self._devices[target]
+        there = self._devices[target] if target else self._nowhere
         for end in [each for each in holding.ends.values() if each.device.name == device]:
             if first:
                 _upto(end, first)
@@ -196,9 +198,22 @@ class PageAccounting:
                 if left <= 0:
                     break
                 left -= extent.groups
-                extent.device.pages.used -= extent.size
+                if extent.device.alive:
+                    extent.device.pages.used -= extent.size
                 extent.device = there
-                there.pages.used += extent.size
+                if there.alive:
+                    there.pages.used += extent.size
+
+    def lost(self, holding: PageHolding) -> set[int]:
+        """Return the numbers of the page sets of a holding that no device has."""
+        found: set[int] = set()
+        for end in holding.ends.values():
+            stop = holding.groups
+            for extent in end.path():
+                if extent.device is self._nowhere:
+                    found.update(range(stop - extent.groups, stop))
+                stop -= extent.groups
+        return found
 
     def rehouse(self, holding: PageHolding, places: Places) -> None:
         """Update a holding after its sequence changed its path: blocks on another device get new pages there.
@@ -249,7 +264,7 @@ class PageAccounting:
         if any((extent.users, extent.idle) != (count, idle[extent]) for extent, count in users.items()):
             raise RuntimeError("an extent's users are not those that hold it")
         used, unused = Counter(moving), Counter[str]()
-        for extent in users:
+        for extent in [each for each in users if each.device is not self._nowhere]:
             if not extent.device.alive or extent.device is not self._devices[extent.device.name]:
                 raise RuntimeError(f"pages of a life of {extent.device.name} that is over are held")
             used[extent.device.name] += extent.size

@@ -77,7 +77,7 @@ class Swapping:
         if before is not None:
             sequence.swapped = replace(before, epoch=sequence.epoch, returning=False)
             return True
-        if sequence.lenders or not self._may_keep(sequence):
+        if sequence.scattered or not self._may_keep(sequence):
             return False
         groups = groups_for(sequence.spec, sequence.computed)
         weights = dict(sequence.place.weights)

@@ -12,8 +12,8 @@ Contract:
   from loans by rank, as from any sequence there (`debtors`).
 - One relocation of a sequence at a time: one that lends does not migrate, is not swapped to host memory, and shares
   no prefix.
-- Pages are given back when the sequence leaves its path, or come back before (`recalls`, `circles`); a creditor that
-  dies takes its sequences along, which run again from their tokens (IL-18).
+- Pages are given back when the sequence leaves its path, or come back before (`recalls`, `circles`). What a creditor
+  held that dies is computed again (`mending`), or the sequence runs again from its tokens (IL-18).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from runtime.messages import MigrationFailed, MigrationReady, SendAway, StartMig
 from runtime.policy.lending.creditors import Creditor, choose
 from runtime.scheduler.lending.circles import Circles
 from runtime.scheduler.lending.loans import Loan, Loans
+from runtime.scheduler.lending.mending import Mending
 from runtime.scheduler.lending.negotiation import LoanWish, Negotiations
 from runtime.scheduler.lending.recalls import Recalls
 from runtime.scheduler.sequences.parts import Weights
@@ -56,6 +57,7 @@ class Lending:
         self.loans = Loans()
         self.recalls = Recalls(state, self.loans, number, evict, self._go_on)
         self.circles = Circles(state, self.loans, self.recalls)
+        self.mending = Mending(state, self.loans, number, self._go_on)
         self.config = state.config.lending
         hooks = (self._creditor, self._grant, self._go_on)
         self.talks = Negotiations(state, number, *hooks) if self.config.mode == "negotiated" else None
@@ -114,13 +116,17 @@ class Lending:
         """Bring pages back: those that fit, and those of circles of debts; end queries without an answer."""
         if self.talks is not None:
             self.talks.review(now)
+        self.mending.review(now)
         if len(self.loans):
             self.recalls.review(now)
             self.circles.review(now)
 
-    def asks_soon(self, sequences: Iterable[ScheduledSequence]) -> bool:
+    def asks_soon(self, sequences: Iterable[ScheduledSequence], now: int) -> bool:
         """Return whether each of these is about to ask for a loan again, and keeps its pages meanwhile."""
-        return self.talks is not None and all(map(self.talks.asks_soon, sequences))
+        return all(
+            self.mending.awaits_device(each, now) or (self.talks is not None and self.talks.asks_soon(each))
+            for each in sequences
+        )
 
     def debtors(self, device: str) -> list[ScheduledSequence]:
         """Return the sequences with standing loans on a device."""
@@ -132,7 +138,7 @@ class Lending:
         """Complete a loan that its creditor has, or a recall; return whether the answer is that of one."""
         loan = self.loans.get(event.move)
         if loan is None:
-            return self.recalls.arrived(event, now)
+            return self.recalls.arrived(event, now) or self.mending.arrived(event, now)
         if not loan.standing:
             sequence, counters = loan.sequence, self._state.counters
             self._release(loan)
@@ -153,7 +159,7 @@ class Lending:
         """End a loan that its creditor cannot take, or a recall; return whether the answer is that of one."""
         loan = self.loans.get(event.move)
         if loan is None:
-            return self.recalls.refused(event, now)
+            return self.recalls.refused(event, now) or self.mending.refused(event, now)
         self._paused[loan.creditor] = now + _PAUSE
         self._drop_loan(loan, event.reason, now)
         if self.talks is None:
@@ -164,9 +170,29 @@ class Lending:
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
+    def lose(self, sequence: ScheduledSequence, device: str, now: int) -> bool:
+        """Record that a device has died that held pages of a sequence, or was about to.
+
+        Returns False if the sequence has to run again from its tokens.
+        """
+        why = f"{device} is gone"
+        if cause := self.mending.why_not(sequence):
+            self.mending.restarts(sequence, cause, now)
+            return False
+        self.recalls.give_up(sequence, why, now)
+        for loan in [each for each in self.loans.of_sequence(sequence) if not each.standing]:
+            if loan.creditor == device:
+                self._drop_loan(loan, why, now)
+                if self.talks is not None:
+                    self.talks.unheard(sequence, why, now)
+                self._go_on(sequence)
+        self.mending.lose(sequence, device, now)
+        return True
+
     def leaving(self, sequence: ScheduledSequence) -> None:
         """End all loans of a sequence that leaves its path, before its pages are given back."""
         self.recalls.leaving(sequence)
+        self.mending.leaving(sequence)
         if self.talks is not None:
             self.talks.remove_sequence(sequence)
         for loan in list(self.loans.of_sequence(sequence)):
@@ -179,7 +205,7 @@ class Lending:
 
     def give_up(self, sequence: ScheduledSequence, why: str, now: int) -> None:
         """End a loan or recall on its way of which nothing is heard; the sequence asks another device."""
-        if self.recalls.give_up(sequence, why, now):
+        if self.recalls.give_up(sequence, why, now) or self.mending.give_up(sequence, why, now):
             return
         for loan in [each for each in self.loans.of_sequence(sequence) if not each.standing]:
             self._paused[loan.creditor] = now + _PAUSE
@@ -202,6 +228,7 @@ class Lending:
     def check(self) -> None:
         """Raise RuntimeError unless loans and sequences agree. For tests, after every event."""
         self.recalls.check()
+        self.mending.check()
         for loan in self.loans:
             sequence = loan.sequence
             if self._state.running.get(sequence.seq) is not sequence or loan.creditor not in sequence.lenders:

@@ -80,6 +80,7 @@ class Recalls:
             loan.standing
             and not sequence.waits.move
             and not sequence.waits.doomed
+            and not sequence.lost
             and sequence.swapped is None
             and self._state.devices.alive(loan.debtor)
             and self._state.devices.alive(loan.creditor)

@@ -262,7 +262,7 @@ class Migrations:
             or sequence.offered.hops
         ):
             return "the sequence does not run, or is about to go elsewhere"
-        if sequence.lenders:
+        if sequence.scattered:
             return "other devices hold K and V of it"
         return None
 

@@ -159,7 +159,7 @@ class Evictions:
 def _pages(sequence: ScheduledSequence) -> tuple[dict[str, int], dict[str, int]]:
     """Return the pages of a running sequence on each device of its path, and on others that hold some for it."""
     path, weights = sequence.place.devices, dict(sequence.place.weights)
-    if not sequence.lenders:
+    if not sequence.scattered:
         return {name: weights.get(name, 0) * sequence.pages.groups for name in path}, {}
     pages = Counter(dict.fromkeys(path, 0))
     for extent in sequence.pages.holding.extents():

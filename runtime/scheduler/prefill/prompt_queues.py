@@ -140,7 +140,8 @@ class PromptQueues:
 def _is_free(sequence: ScheduledSequence) -> bool:
     """Return whether rows of a sequence may be sent now."""
     waits = sequence.waits
-    return not (sequence.flying or waits.held or waits.doomed or waits.skipped or waits.paused is not None)
+    rests = waits.held or waits.doomed or waits.skipped or waits.mends
+    return not (sequence.flying or rests or waits.paused is not None)
 
 
 def _in_flight(row: _Issued) -> bool:

@@ -171,8 +171,8 @@ class SequenceLifecycle:
         spec = sequence.spec
         if not self._shares or spec.virtual_tokens or sequence.shared.tentative or sequence.offered.hops:
             return
-        if sequence.lenders:
-            return  # only its path has all of it
+        if sequence.scattered:
+            return  # its path does not have all of it
         if sequence.swapped is not None:
             return  # its K and V are on their way back
         groups = sequence.computed // spec.page_tokens

@@ -5,6 +5,7 @@
     Shared        sequences share its prefix           Offered      agents dispatch its hops (BL-23)
     Failures      devices died with it
     Swapped       it gave way, and host memory has its K and V
+    LostPages     a device died that held pages of it
 
 Contract: data; each part is changed by one mechanism only.
 """
@@ -12,7 +13,7 @@ Contract: data; each part is changed by one mechanism only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runtime.chains import Path, RunAhead
 from runtime.control.sequence import Phase
@@ -98,6 +99,7 @@ class Waits:
         left_out: Whether it gets no rows while an urgent sequence runs beside it.
         behind: Whether it is of the background, and gets no rows of the next step.
         handoff: Whether its context is computed, and it waits until its K and V are where it is to decode (TI-15).
+        mends: Whether page sets of it are lost, and computed again before its next row.
     """
 
     paused: int | None = None
@@ -107,6 +109,7 @@ class Waits:
     left_out: bool = False
     behind: bool = False
     handoff: bool = False
+    mends: bool = False
 
     @property
     def skipped(self) -> bool:
@@ -144,6 +147,18 @@ class Swapped:
     def total(self) -> int:
         """Bytes on all devices."""
         return sum(nbytes for _, nbytes in self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LostPages:
+    """Page sets [first, last) of a sequence that a dead device held, as a part of this loan."""
+
+    loan: int
+    groups: tuple[int, int]
+
+    def behind(self, group: int) -> LostPages | None:
+        """Return those from number `group` on; None if there are none."""
+        return LostPages(self.loan, (group, self.groups[1])) if group < self.groups[1] else None
 
 
 @dataclass(slots=True)
@@ -195,10 +210,22 @@ class Failures:
     Fields:
         deaths: Devices that died with a row of it.
         strays: Rows of it that were lost without an error (`decode.stall_detector`).
+        again: Rows of it that were sent again as they were, since a creditor did not answer.
+        since: When it lost page sets that another device held, in ns; 0: it has not.
     """
 
     deaths: int = 0
     strays: int = 0
+    again: int = 0
+    since: int = 0
+
+    def lost(self, now: int) -> Failures:
+        """Return the failures with a loss of page sets at this time in ns; an earlier one counts."""
+        return replace(self, since=self.since or now)
+
+    def once_more(self) -> Failures:
+        """Return the failures with one more row that is sent again."""
+        return replace(self, again=self.again + 1)
 
 
 #: No failures since the latest token.

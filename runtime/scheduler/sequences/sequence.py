@@ -21,6 +21,7 @@ from runtime.scheduler.sequences.parts import (
     NO_FAILURES,
     SETTLED,
     Failures,
+    LostPages,
     Offered,
     PagesTaken,
     Place,
@@ -47,6 +48,7 @@ class ScheduledSequence(LiveSequence):
         swapped: Its K and V in host memory; None while there are none.
         forecast: How long its answer gets (TI-10); None without a prediction.
         lenders: Devices that hold page sets of it, or are about to, without being on its path (`scheduler.lending`).
+        lost: Page sets of it that are nowhere, in order, since their device died (`scheduler.lending.mending`).
         waits, failures, offered, place, pages, shared: See `scheduler.sequences.parts`.
     """
 
@@ -62,6 +64,7 @@ class ScheduledSequence(LiveSequence):
     swapped: Swapped | None = None
     forecast: LengthForecast | None = None
     lenders: frozenset[str] = frozenset()
+    lost: tuple[LostPages, ...] = ()
     failures: Failures = NO_FAILURES
     offered: Offered = SETTLED
     place: Place = field(default_factory=Place)
@@ -72,6 +75,11 @@ class ScheduledSequence(LiveSequence):
     def suspect(self) -> bool:
         """Whether it may be the cause of device deaths: more than one device has died with a row of it."""
         return self.failures.deaths > 1
+
+    @property
+    def scattered(self) -> bool:
+        """Whether its path does not have all of its page sets."""
+        return bool(self.lenders or self.lost)
 
     @property
     def served(self) -> str | None:
@@ -154,7 +162,7 @@ class ScheduledSequence(LiveSequence):
 
     def unseated(self) -> None:
         """Record that it is on no path any more."""
-        self.path, self.place = (), Place()
+        self.path, self.place, self.lost = (), Place(), ()
         self.holds(0)
         self.flying = self.shared.tentative = False
         self.shared.entered = 0
@@ -229,6 +237,11 @@ class ScheduledSequence(LiveSequence):
     def awaits_handoff(self, waiting: bool) -> None:
         """Stop issuing rows until it is handed off, or issue them again."""
         self._wait(replace(self.waits, handoff=waiting))
+
+    def lose(self, lost: tuple[LostPages, ...]) -> None:
+        """Record the page sets that are nowhere, and issue no rows as long as there are any."""
+        self.lost = lost
+        self._wait(replace(self.waits, mends=bool(lost)))
 
     def _wait(self, waits: Waits) -> None:
         self.waits = FREE if waits == FREE else waits

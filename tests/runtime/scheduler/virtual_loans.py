@@ -37,7 +37,7 @@ def run(cluster: VirtualCluster, node: Node, step: StageStep, lane: Lane) -> Sta
 def fail(cluster: VirtualCluster, node: Node, why: str, lane: Lane) -> None:
     if node.alive:
         node.running.discard(lane)
-        cluster.obey(node, node.agent.fail_step(why, cluster.now, lane, retry=True))
+        cluster.obey(node, node.agent.fail_step(why, cluster.now, lane, retry=True, intact=True))
 
 
 class DirectLink:

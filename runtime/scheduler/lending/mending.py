@@ -1,0 +1,236 @@
+"""Mend sequences of which a creditor has died: only the page sets that it held are computed again (IL-18).
+
+    death -> lose: page sets [a, b) of the sequence are nowhere; all others stay where they are
+        -> no row in flight -> start --MendPages--> debtor: a row over at most a chunk of them, which attends to all
+           tokens before -> MigrationReady: pages of its own again, to keep or to lend -> the next chunk … -> it goes on
+
+Contract:
+- Lost page sets are computed in order, so that K and V of all tokens before are there.
+- The sequence rests meanwhile: rows of its own would attend to what is not there.
+- A step that waited for a dead creditor has failed; rows that had nothing else to do with it are sent again. One of a
+  sequence with creditors waits for news of them first, since such a step may fail before a death is known.
+- Pages are taken as for any next row. Where nothing has room, a sequence keeps what is left of it until dead devices
+  are replaced, for a while.
+- What is not covered (`why_not`) runs again from its tokens, and so does what fails several times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.messages import MendPages, MigrationFailed, MigrationReady
+from runtime.scheduler.lending.loans import Loans
+from runtime.scheduler.sequences.parts import LostPages
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.state import ClusterState
+
+#: Time in ns for which news of a creditor are awaited after a step that it did not answer.
+_NEWS = 1_000_000_000
+#: Time in ns for which a sequence without room waits for the devices that replace dead ones.
+_PATIENCE = 30_000_000_000
+#: Rows in a row, without a token between, that may be sent again.
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MendUnderWay:
+    """Page sets that are computed again.
+
+    Fields:
+        number: Its number in messages, unique among those of loans and migrations.
+        lost: All lost page sets of the sequence when it began.
+        groups: Page sets [first, last), the first ones that are lost.
+    """
+
+    number: int
+    sequence: ScheduledSequence
+    lost: tuple[LostPages, ...]
+    groups: tuple[int, int]
+    began: int
+
+
+class Mending:
+    """Compute lost page sets of running sequences again.
+
+    Args:
+        number: Returns the number of a new mend, of those of migrations.
+        go_on: Lets a sequence run that does not wait for a mend any more.
+    """
+
+    def __init__(
+        self, state: ClusterState, loans: Loans, number: Callable[[], int], go_on: Callable[[ScheduledSequence], None]
+    ) -> None:
+        self._state, self._loans, self._number, self._go_on = state, loans, number, go_on
+        self._under_way: dict[int, MendUnderWay] = {}
+        self._waiting: dict[str, tuple[ScheduledSequence, int]] = {}
+
+    # -- losses --------------------------------------------------------------------------------------------------------
+
+    def why_not(self, sequence: ScheduledSequence) -> str:
+        """Return why a sequence cannot be mended; empty if it can."""
+        if not self._state.config.lending.mend:
+            return "pages are not mended here"
+        if len(sequence.path) != 1:
+            return "its path has several hops"
+        if sequence.flying and sequence.issued > 1 and sequence.phase == "decode":
+            return "it decodes on credit"
+        if sequence.waits.doomed or sequence.predicted is not None or sequence.swapped is not None:
+            return "it is about to leave its path"
+        return ""
+
+    def lose(self, sequence: ScheduledSequence, device: str, now: int) -> None:
+        """Record that a creditor of a sequence has died, with all that it held; nothing of the sequence is under way
+        there any more.
+        """
+        gone = [each for each in self._loans.of_sequence(sequence) if each.creditor == device]
+        for loan in gone:
+            self._loans.remove(loan)
+            self._state.page_accounting.change_place(sequence.pages.holding, loan.debtor, "", *loan.groups)
+            self._trace("kv.lost", sequence, now, creditor=device, loan=loan.number, groups=list(loan.groups))
+        sequence.lenders = frozenset(each.creditor for each in self._loans.of_sequence(sequence))
+        lost = (*sequence.lost, *(LostPages(each.number, each.groups) for each in gone))
+        sequence.lose(tuple(sorted(lost, key=lambda each: each.groups)))
+        sequence.failures = sequence.failures.lost(now)
+        if self._waiting.pop(sequence.seq, None) is not None:
+            self._go_on(sequence)
+        self._state.ready.append(sequence)
+
+    def restarts(self, sequence: ScheduledSequence, why: str, now: int) -> None:
+        """Record that a sequence runs again from its tokens, as its lost page sets are not mended."""
+        sequence.failures = sequence.failures.lost(now)
+        self._state.counters.loss_restarts += 1
+        self._state.counters.restarted_tokens += sequence.computed
+        self._trace("kv.mend.none", sequence, now, why=why)
+
+    def runs_again(self, sequence: ScheduledSequence, now: int) -> bool:
+        """Return whether the row of a sequence may be sent again after a step that a creditor did not answer."""
+        failures = sequence.failures
+        if not self._state.config.lending.mend or sequence.predicted is not None or failures.again >= _TRIES:
+            return False
+        sequence.failures = failures.once_more()
+        if sequence.lenders and not sequence.lost:
+            self._await_news(sequence, now)
+        else:
+            self._state.ready.append(sequence)
+        return True
+
+    # -- mending -------------------------------------------------------------------------------------------------------
+
+    def wanted(self, sequence: ScheduledSequence) -> int:
+        """Return how many lost page sets of a sequence are to be computed next: at most those of a chunk."""
+        first, last = sequence.lost[0].groups
+        limits, spec = self._state.limits, sequence.spec
+        chunk = min(self._state.config.prefill_chunk, limits.chunk(spec, sequence.place.weights))
+        return min(last - first, max(1, chunk // spec.page_tokens))
+
+    def start(self, sequence: ScheduledSequence, groups: int, now: int) -> None:
+        """Compute the first lost page sets again; the caller has checked that there is room for them."""
+        state, lost, hop = self._state, sequence.lost[0], sequence.path[0]
+        first, last = lost.groups[0], lost.groups[0] + groups
+        mend = MendUnderWay(self._number(), sequence, sequence.lost, (first, last), now)
+        self._under_way[mend.number] = mend
+        state.page_accounting.change_place(sequence.pages.holding, hop.device, hop.device, first, last)
+        sequence.moves(mend.number)
+        sequence.hold(True)
+        width = sequence.spec.page_tokens
+        tokens = sequence.first(last * width)[first * width :]
+        state.out.add_message(
+            hop.device,
+            MendPages(mend.number, sequence.seq, sequence.epoch, hop.lo, lost.loan, first * width, tokens),
+        )
+        self._trace("kv.mend.start", sequence, now, groups=[first, last])
+
+    def arrived(self, event: MigrationReady, now: int) -> bool:
+        """Record page sets that are there again; return whether the answer is that of a mend."""
+        mend = self._under_way.pop(event.move, None)
+        if mend is None:
+            return False
+        sequence, (first, last) = mend.sequence, mend.groups
+        cut = (each.behind(last) if each.groups[0] == first else each for each in sequence.lost)
+        sequence.lose(tuple(each for each in cut if each is not None))
+        counters = self._state.counters
+        counters.mended_tokens += (last - first) * sequence.spec.page_tokens
+        counters.mends += not sequence.lost
+        self._trace("kv.mend", sequence, now, groups=[first, last])
+        self._go_on(sequence)
+        return True
+
+    def refused(self, event: MigrationFailed, now: int) -> bool:
+        """Try again, or give up, where page sets cannot be computed; return whether the answer is that of a mend."""
+        mend = self._under_way.pop(event.move, None)
+        if mend is None:
+            return False
+        sequence = mend.sequence
+        self._state.page_accounting.change_place(sequence.pages.holding, sequence.path[0].device, "", *mend.groups)
+        sequence.moves(0)
+        self._go_on(sequence)
+        if sequence.failures.again >= _TRIES:
+            self.restarts(sequence, event.reason, now)
+            sequence.doom(event.reason)
+            return True
+        sequence.failures = sequence.failures.once_more()
+        if mend.lost is sequence.lost and sequence.lenders:  # else it is known what has gone
+            self._await_news(sequence, now)
+        return True
+
+    def awaits_device(self, sequence: ScheduledSequence, now: int) -> bool:
+        """Return whether a sequence to mend keeps its pages until dead devices are replaced."""
+        late = now - sequence.failures.since > _PATIENCE
+        return (
+            bool(sequence.lost) and not late and any(not each.alive and not each.final for each in self._state.devices)
+        )
+
+    def review(self, now: int) -> None:
+        """Let sequences go on of whose creditors there are no news."""
+        for seq, (sequence, since) in list(self._waiting.items()):
+            if now - since > _NEWS:
+                del self._waiting[seq]
+                self._go_on(sequence)
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def give_up(self, sequence: ScheduledSequence, why: str, now: int) -> bool:
+        """Let a sequence run again from its tokens if nothing is heard of its mend; return whether there was one."""
+        mend = self._under_way.get(sequence.waits.move)
+        if mend is not None:
+            self.restarts(sequence, why, now)
+            sequence.doom(why)
+            sequence.hold(False)
+            self._state.ready.append(sequence)
+        return mend is not None
+
+    def leaving(self, sequence: ScheduledSequence) -> None:
+        """Forget what is under way for a sequence that leaves its path: closing it there ends it."""
+        self._under_way.pop(sequence.waits.move, None)
+        self._waiting.pop(sequence.seq, None)
+
+    def check(self) -> None:
+        """Raise RuntimeError unless mends, losses and pages agree. For tests, after every event."""
+        for mend in self._under_way.values():
+            waits, lost = mend.sequence.waits, [each.groups for each in mend.sequence.lost]
+            rests = waits.move == mend.number and (waits.held or waits.doomed) and not mend.sequence.flying
+            if not rests or not any(first == mend.groups[0] and mend.groups[1] <= last for first, last in lost):
+                raise RuntimeError(
+                    f"mend {mend.number} is of a sequence that does not rest, or of pages that are there"
+                )
+        for sequence in self._state.running.values():
+            lost = [each.groups for each in sequence.lost]
+            under_way = self._under_way.get(sequence.waits.move)
+            missing = {at for first, last in lost for at in range(first, last)}
+            missing -= set(range(*under_way.groups)) if under_way is not None else set()
+            if bool(lost) != sequence.waits.mends or missing != self._state.page_accounting.lost(
+                sequence.pages.holding
+            ):
+                raise RuntimeError(f"{sequence.seq}: {lost} are not the page sets that are nowhere")
+
+    # -- internals -----------------------------------------------------------------------------------------------------
+
+    def _await_news(self, sequence: ScheduledSequence, now: int) -> None:
+        sequence.hold(True)
+        self._waiting[sequence.seq] = sequence, now
+
+    def _trace(self, event: str, sequence: ScheduledSequence, now: int, **extra: Any) -> None:
+        device = sequence.path[0].device if sequence.path else ""
+        self._state.tell.control(now, event, "IL-18", device, seq=sequence.seq, **extra)
