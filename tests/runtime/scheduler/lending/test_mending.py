@@ -1,0 +1,116 @@
+"""Sequences of which a creditor has died: only what it held is computed again (IL-18).
+
+Every token depends on every page, so a page that was computed from wrong ones changes the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from runtime.lending_config import LendingConfig
+from tests.runtime.scheduler.anything import Anything
+from tests.runtime.scheduler.lending.test_lending import M, cluster, prompt
+from tests.runtime.scheduler.lending.test_recalls import two_that_share_a_device
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+CHUNK = 8
+
+
+def lost_tokens(one: VirtualCluster) -> int:
+    """Return the tokens that dead creditors held of running sequences."""
+    groups = [event.extra["groups"] for event in one.trace.named("kv.lost")]
+    return sum(last - first for first, last in groups) * M.spec.page_tokens
+
+
+def long_one(devices: int = 4, pages: int = 60, **changes: Any) -> VirtualCluster:
+    one = cluster(devices, pages, recall=1.0, **changes)
+    one.ticks(MS, 900 * MS)
+    one.ask(request("a", prompt(150), "m", max_tokens=40, ignore_eos=True))
+    return one
+
+
+@pytest.mark.parametrize("victim", ["d1", "d2", "d3"])
+def test_only_what_a_dead_creditor_held_is_computed_again(victim: str) -> None:
+    mended = 0
+    for at in range(20, 200, 9):
+        one = long_one()
+        one.at(at * MS, lambda one=one: one.kill(victim))
+        one.run()
+        one.expect()
+        counters = one.scheduler.state().counters
+        assert counters.mended_tokens <= lost_tokens(one) + CHUNK
+        assert counters.preemptions == counters.loss_restarts == 0
+        assert counters.mends == (lost_tokens(one) > 0) == counters.recoveries
+        mended += counters.mended_tokens
+    assert mended > 0
+
+
+def test_two_creditors_die_one_after_the_other() -> None:
+    mended = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        one = long_one(rng.choice((3, 4, 5)))
+        first = rng.randrange(30, 180) * MS
+        for number, name in enumerate(rng.sample([f"d{at}" for at in range(1, one.devices)], 2)):
+            one.at(first + number * rng.randrange(12 * MS), lambda one=one, name=name: one.kill(name))
+        one.run()
+        one.expect()
+        counters = one.scheduler.state().counters
+        if not counters.loss_restarts:
+            assert counters.mended_tokens <= lost_tokens(one) + 2 * CHUNK
+        mended += counters.mends
+    assert mended > 4
+
+
+def test_without_the_switch_all_of_it_runs_again() -> None:
+    one = long_one()
+    lending = one.scheduler._state.config.lending
+    object.__setattr__(lending, "mend", False)
+    one.at(120 * MS, lambda: one.kill("d1"))
+    one.run()
+    one.expect()
+    counters = one.scheduler.state().counters
+    assert counters.mended_tokens == counters.mends == 0 < counters.loss_restarts == counters.recoveries
+    assert counters.restarted_tokens > lost_tokens(one) and LendingConfig().mend is not None
+
+
+def test_a_creditor_dies_while_its_pages_come_back() -> None:
+    plain = two_that_share_a_device()
+    plain.run()
+    begun = [event.t for event in plain.trace.named("kv.recall.start")]
+    mended = 0
+    for at in sorted({time + shift * MS // 10 for time in begun for shift in (0, 1, 3, 5, 10)}):
+        one = two_that_share_a_device()
+        one.at(at, lambda one=one: one.kill("d1"))
+        one.run()
+        one.expect()
+        mended += one.scheduler.state().counters.mends
+    assert mended > 0
+
+
+def test_an_abort_while_it_is_mended_frees_everything() -> None:
+    plain = long_one()
+    plain.at(120 * MS, lambda: plain.kill("d1"))
+    plain.run()
+    begun = [event.t for event in plain.trace.named("kv.mend.start")]
+    assert begun
+    for at in {time + shift * MS // 4 for time in begun for shift in range(6)}:
+        one = long_one()
+        one.at(120 * MS, lambda one=one: one.kill("d1"))
+        one.abort("a", at)
+        one.run()
+        one.expect_empty()
+
+
+def test_schedules_with_loans_mend() -> None:
+    mended = 0
+    for seed in range(40, 52):
+        one = Anything(seed=seed, lends=True)
+        one.run()
+        one.expect_end()
+        mended += one.scheduler.state().counters.mends
+    assert mended >= 0
