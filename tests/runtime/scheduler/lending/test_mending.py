@@ -70,7 +70,7 @@ def test_without_the_switch_all_of_it_runs_again() -> None:
     one = long_one()
     lending = one.scheduler._state.config.lending
     object.__setattr__(lending, "mend", False)
-    one.at(120 * MS, lambda: one.kill("d1"))
+    one.at(60 * MS, lambda: one.kill("d1"))
     one.run()
     one.expect()
     counters = one.scheduler.state().counters
@@ -94,13 +94,13 @@ def test_a_creditor_dies_while_its_pages_come_back() -> None:
 
 def test_an_abort_while_it_is_mended_frees_everything() -> None:
     plain = long_one()
-    plain.at(120 * MS, lambda: plain.kill("d1"))
+    plain.at(60 * MS, lambda: plain.kill("d1"))
     plain.run()
     begun = [event.t for event in plain.trace.named("kv.mend.start")]
     assert begun
     for at in {time + shift * MS // 4 for time in begun for shift in range(6)}:
         one = long_one()
-        one.at(120 * MS, lambda one=one: one.kill("d1"))
+        one.at(60 * MS, lambda one=one: one.kill("d1"))
         one.abort("a", at)
         one.run()
         one.expect_empty()
