@@ -230,7 +230,7 @@ class DecodeLoop:
     ) -> None:
         """Emit the latest token of a sequence, and end the sequence if it is the last (see `LiveSequence.finish`)."""
         state, request, token, made = self._state, sequence.request, sampled.token, len(sequence.output)
-        if sequence.failures is not NO_FAILURES:
+        if sequence.failures is not NO_FAILURES and not sequence.lost:
             if since := sequence.failures.since:
                 state.counters.recoveries += 1
                 state.counters.recovery_ns += now - since
