@@ -65,8 +65,8 @@ def pages_for(spec: ModelSpec, tokens: int) -> int:
 class PageBook:
     """Allocate, share and free the pages of one device. Each operation is complete or changes nothing.
 
-    Operations: `open`, `share`, `share_layers`, `share_start`, `recut`, `extend`, `fill`, `rewind`, `send_away`,
-    `bring_back`, `lend`, `cut_lent`, `release`;    `set_limit`.
+    Operations: `open`, `share`, `share_layers`, `recut`, `extend`, `fill`, `rewind`, `send_away`, `bring_back`, `lend`,
+    `cut_lent`, `release`;    `set_limit`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -134,38 +134,24 @@ class PageBook:
             raise ValueError(f"sequence {seq} has a table already")
         self._tables[seq] = PageTable(spec)
 
-    def share(self, seq: str, other: str, tokens: int) -> tuple[Group, ...]:
+    def share(self, seq: str, other: str, tokens: int, *, away: bool = False) -> tuple[Group, ...]:
         """Start the empty table of `seq` with the page sets of the first tokens of `other`, and return them (BL-32).
 
-        Raises ValueError if `tokens` are not whole page sets, if `other` has not written that many, or if `seq` already
-        has page sets; KeyError without a table.
+        Raises ValueError if `tokens` are not whole page sets, if `other` has not written that many, if some of its page
+        sets are away and `away` does not allow it, or if `seq` already has page sets; KeyError without a table.
         """
         mine, theirs = self._tables[seq], self._tables[other]
         width = theirs.spec.page_tokens
         same = (mine.spec.page_tokens, mine.spec.kv_layers) == (width, theirs.spec.kv_layers)
-        if mine.groups or tokens % width or tokens > theirs.tokens or not same or theirs.away or theirs.lent:
+        bad = theirs.lent or (theirs.away and not away) or not same
+        if mine.groups or tokens % width or tokens > theirs.tokens or bad:
             raise ValueError(f"{seq} cannot share {tokens} tokens of {other}")
         groups = theirs.groups[: tokens // width]
         for page in (page for group in groups for page in group):
             self._refs[page] += 1
         mine.groups.extend(groups)
-        mine.tokens = tokens
+        mine.tokens, mine.away = tokens, {at for at in theirs.away if at < len(groups)}
         return tuple(groups)
-
-    def share_start(self, seq: str, other: str, tokens: int) -> None:
-        """Start the empty table of `seq` with the page sets of the first tokens of `other`, those that are away, too.
-
-        Raises ValueError, and changes nothing, as `share`; KeyError without a table.
-        """
-        mine, theirs = self._tables[seq], self._tables[other]
-        width = theirs.spec.page_tokens
-        count, same = tokens // width, (mine.spec.page_tokens, mine.spec.kv_layers) == (width, theirs.spec.kv_layers)
-        if mine.groups or tokens % width or tokens > theirs.tokens or not same or theirs.lent:
-            raise ValueError(f"{seq} cannot start with {tokens} tokens of {other}")
-        mine.groups, mine.tokens = theirs.groups[:count], tokens
-        mine.away = {at for at in theirs.away if at < count}
-        for page in (page for group in mine.groups for page in group):
-            self._refs[page] += 1
 
     def share_layers(self, seq: str, other: str, tokens: int, layers: int) -> None:
         """Start the empty table of `seq` with the pages that `other` has of these first tokens and layers (UN-15).
@@ -335,7 +321,7 @@ class PageBook:
         """Give a table all pages of another one in place of page sets that are away, from token `lo` on.
 
         The other table, of which all tokens are written, is gone. Its first `skipped` tokens, of whole page sets, are
-        those that it shares (`share_start`). Raises ValueError, and changes nothing, unless they are whole page sets,
+        those that it shares (`share`). Raises ValueError, and changes nothing, unless they are whole page sets,
         and those are away; KeyError without a table.
         """
         table, theirs = self._tables[seq], self._tables[other]

@@ -47,7 +47,6 @@ from runtime.messages import (
     FinishMigration,
     MendPages,
     MigrationFailed,
-    MigrationReady,
     PageData,
     PageRequest,
     RowsLost,
@@ -354,7 +353,7 @@ class IncomingMigrations:
         return [VerifyActivations(arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
 
     def _report_progress(self, move: IncomingMigration) -> list[AgentCommand]:
-        order, ends = move.order, move.ends
+        order = move.order
         if move.told == order.upto:
             return []
         move.told = order.upto
@@ -363,26 +362,7 @@ class IncomingMigrations:
             self._tables.book.lend(move.key)
             out.append(HoldLoan(order.move, self._tables.book.groups_of(move.key), order.upto - order.first))
         self._paces.end(order.stage.id, order.source, move.pace)
-        fetched, reason = (move.fetch.nbytes, move.fetch.reason) if move.fetch is not None else (0, "")
-        copied, recomputed = ends.copied_spans, ends.recomputed_spans
-        return [
-            *out,
-            Send(
-                SCHEDULER,
-                MigrationReady(
-                    self._device,
-                    order.move,
-                    order.seq,
-                    copied,
-                    recomputed,
-                    move.nbytes,
-                    fetched,
-                    reason,
-                    move.copying,
-                    move.recomputing,
-                ),
-            ),
-        ]
+        return [*out, Send(SCHEDULER, move.ready())]
 
     def _discard_move(self, move: IncomingMigration) -> None:
         del self._incoming[move.order.move]

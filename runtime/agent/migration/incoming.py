@@ -21,7 +21,7 @@ from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
 from runtime.chains import Array
 from runtime.config import AgentConfig
 from runtime.control.agent_io import Send
-from runtime.messages import PageRequest, StartMigration
+from runtime.messages import MigrationReady, PageRequest, StartMigration
 from runtime.policy.migration.pace import MigrationPace, SharedPace
 from runtime.policy.migration.two_ended import TwoEnded
 from runtime.types import ModelSpec
@@ -99,6 +99,14 @@ class IncomingMigration:
             for span in self.fetch.give_up():
                 ends.recompute_failed(span)
         return out
+
+    def ready(self) -> MigrationReady:
+        """Return the report that everything is here."""
+        fetched, reason = (self.fetch.nbytes, self.fetch.reason) if self.fetch is not None else (0, "")
+        return MigrationReady(
+            self.device, self.order.move, self.order.seq, self.ends.copied_spans, self.ends.recomputed_spans,
+            self.nbytes, fetched, reason, self.copying, self.recomputing,
+        )  # fmt: skip
 
     def groups(self, tokens: int) -> int:
         """Return the number of page sets that hold so many tokens."""

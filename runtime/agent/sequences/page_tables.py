@@ -226,7 +226,7 @@ class SequencePageTables:
         """
         made = self.open(seq, lo, self._specs[key])
         try:
-            self.book.share_start(made, key, first)
+            self.book.share(made, key, first, away=True)
         except (ValueError, KeyError):
             self._free(made)
             return None

@@ -81,3 +81,11 @@ def verify_input(row: Row, held: HeldTable, parts: Sequence[IntegerPart], given:
     require(all(0 <= token < held.spec.vocab_size for token in row.tokens), f"{row.seq}: tokens beyond the vocabulary")
     known_tokens = held.known[row.start : row.start + len(row.tokens)]
     require(row.tokens[: len(known_tokens)] == known_tokens, f"{row.seq}: these are not its tokens")
+
+
+def written_pages(row: Row, held: HeldTable, parts: Sequence[IntegerPart]) -> set[int]:
+    """Return the pages that a row writes: those of the layers that it passes. `parts`: those of its stage."""
+    groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
+    first = sum(part.attends for part in parts[: row.enters])
+    ran = groups[row.start // width : -(-(row.start + len(row.tokens)) // width)]
+    return {page for group in ran for page in group[first:]}

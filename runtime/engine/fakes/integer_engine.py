@@ -23,7 +23,7 @@ from operator import mul
 
 from runtime.chains import Array, Lack, Likeness, Stacked, Stage, StageResult, StepRunner
 from runtime.engine.fakes.faults import FakeFault, require
-from runtime.engine.fakes.integer_checks import WORD, HeldTable, verify_input, verify_row
+from runtime.engine.fakes.integer_checks import WORD, HeldTable, verify_input, verify_row, written_pages
 from runtime.engine.fakes.integer_lanes import IntegerLanes
 from runtime.engine.fakes.integer_loans import IntegerLoans
 from runtime.engine.fakes.integer_model import (
@@ -289,7 +289,7 @@ class IntegerEngine:
             verify_row(row, held, self._is_last(held.stage), self._loans.away(row.seq))
             require(self._follows(row, held), f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
             verify_input(row, held, self._parts(held.stage), inputs.get(row.seq))
-            for page in self._writes(row, held):
+            for page in written_pages(row, held, self._parts(held.stage)):
                 others = (self._tables.get(page, set()) | new.get(page, set())) - {row.seq}
                 require(not others, f"{row.seq}: writes page {page}, which is {', '.join(sorted(others))}'s, too")
 
@@ -309,7 +309,7 @@ class IntegerEngine:
 
     def _store_row(self, row: Row) -> None:
         held = self._held[row.seq]
-        self._brought -= self._writes(row, held)
+        self._brought -= written_pages(row, held, self._parts(held.stage))
         held.groups.extend(row.new_pages)
         held.computed = row.start + len(row.tokens)
         for page in (page for group in row.new_pages for page in group):
@@ -384,10 +384,3 @@ class IntegerEngine:
     def _spec(self, stage: Stage) -> ModelSpec:
         layers = sum(part.attends for part in self._parts(stage))
         return replace(self._models[stage.model].spec, name=stage.id, kv_layers=layers)
-
-    def _writes(self, row: Row, held: HeldTable) -> set[int]:
-        """Return the pages that a row writes: those of the layers that it passes."""
-        groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
-        first = sum(part.attends for part in self._parts(held.stage)[: row.enters])
-        ran = groups[row.start // width : -(-(row.start + len(row.tokens)) // width)]
-        return {page for group in ran for page in group[first:]}

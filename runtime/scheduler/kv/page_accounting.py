@@ -204,7 +204,7 @@ class PageAccounting:
                 if there.alive:
                     there.pages.used += extent.size
 
-    def lost(self, holding: PageHolding) -> set[int]:
+    def lost_groups(self, holding: PageHolding) -> set[int]:
         """Return the numbers of the page sets of a holding that no device has."""
         found: set[int] = set()
         for end in holding.ends.values():

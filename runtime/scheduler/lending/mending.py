@@ -92,14 +92,14 @@ class Mending:
         sequence.lenders = frozenset(each.creditor for each in self._loans.of_sequence(sequence))
         lost = (*sequence.lost, *(LostPages(each.number, each.groups) for each in gone))
         sequence.lose(tuple(sorted(lost, key=lambda each: each.groups)))
-        sequence.failures = sequence.failures.lost(now)
+        sequence.failures = sequence.failures.with_loss(now)
         if self._waiting.pop(sequence.seq, None) is not None:
             self._go_on(sequence)
         self._state.ready.append(sequence)
 
     def restarts(self, sequence: ScheduledSequence, why: str, now: int) -> None:
         """Record that a sequence runs again from its tokens, as its lost page sets are not mended."""
-        sequence.failures = sequence.failures.lost(now)
+        sequence.failures = sequence.failures.with_loss(now)
         self._state.counters.loss_restarts += 1
         self._state.counters.restarted_tokens += sequence.computed
         self._trace("kv.mend.none", sequence, now, why=why)
@@ -183,7 +183,7 @@ class Mending:
         )
 
     def review(self, now: int) -> None:
-        """Let sequences go on of whose creditors there are no news."""
+        """Let sequences go on that have waited long enough for news of their creditors."""
         for seq, (sequence, since) in list(self._waiting.items()):
             if now - since > _NEWS:
                 del self._waiting[seq]
@@ -220,7 +220,7 @@ class Mending:
             under_way = self._under_way.get(sequence.waits.move)
             missing = {at for first, last in lost for at in range(first, last)}
             missing -= set(range(*under_way.groups)) if under_way is not None else set()
-            if bool(lost) != sequence.waits.mends or missing != self._state.page_accounting.lost(
+            if bool(lost) != sequence.waits.mends or missing != self._state.page_accounting.lost_groups(
                 sequence.pages.holding
             ):
                 raise RuntimeError(f"{sequence.seq}: {lost} are not the page sets that are nowhere")

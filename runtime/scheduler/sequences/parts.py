@@ -219,7 +219,7 @@ class Failures:
     again: int = 0
     since: int = 0
 
-    def lost(self, now: int) -> Failures:
+    def with_loss(self, now: int) -> Failures:
         """Return the failures with a loss of page sets at this time in ns; an earlier one counts."""
         return replace(self, since=self.since or now)
 
