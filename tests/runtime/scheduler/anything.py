@@ -85,6 +85,7 @@ class Anything(Changing):
             self.config = _with_roles(self.config, random.Random(f"{self.seed} roles"))
         if self.lends:
             self.config = _with_loans(self.config, random.Random(f"{self.seed} loans"), self.mode)
+            self.pages = random.Random(f"{self.seed} pages").choice((70, 70, 90, self.pages))
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
         self.costs = lambda plan: rng.choice((MS // 4, MS, 2 * MS))
         if rng.random() < 0.3:
@@ -131,6 +132,8 @@ class Anything(Changing):
         for _ in range(rng.choice((0, 2, 5))):
             self.at(rng.randrange(150 * MS), lambda: self.kill(f"d{rng.randrange(self.devices)}"))
         self._interrupt(rng)
+        if self.lends:
+            self._kill_creditors(random.Random(f"{self.seed} deaths"))
         for model in versions:
             self.at(rng.randrange(100 * MS), lambda model=model: self.tell(_serve(model)))
         self.ticks(rng.choice((2, 5)) * MS, END)
@@ -146,6 +149,20 @@ class Anything(Changing):
             elif rng.random() < gone:
                 self.abort(seq, rng.randrange(120 * MS))
                 del self.requests[seq]
+
+    def _kill_creditors(self, rng: random.Random) -> None:
+        """Let up to three devices die while they hold pages for other ones, some shortly after each other."""
+        most = iter(range(rng.choice((0, 1, 3))))
+
+        def kill() -> None:
+            loans = list(self.scheduler.lending.loans)
+            if loans and next(most, None) is not None:
+                self.kill(rng.choice(loans).creditor)
+
+        for _ in range(8):
+            at = rng.randrange(5 * MS, 200 * MS)
+            self.at(at, kill)
+            self.at(at + rng.randrange(3 * MS), kill)
 
     def expect_end(self) -> None:
         """Assert that every sequence finished and, once cached prefixes are dropped, nothing is left on any device."""
@@ -219,7 +236,8 @@ def _with_loans(config: ClusterConfig, rng: random.Random, mode: LendingMode) ->
         reclaim=rng.random() < 0.5, circle_pages=rng.choice((0, 2)), beat_ms=10, gone_ms=100,
         managers=rng.choice((1, 3)),
     )  # fmt: skip
-    return replace(config, dispatch="placed", speculation=SpeculationConfig(), lending=lending)
+    placement = rng.choice((config.placement, "replicate"))
+    return replace(config, dispatch="placed", speculation=SpeculationConfig(), lending=lending, placement=placement)
 
 
 def _serve(model: IntegerModel) -> ServeModel:
