@@ -121,11 +121,15 @@ class AgentCounters:
     loan_recalls: int = _shown("blockzoo:loan_recalls", "Parts of loans that came back while their sequence ran.")
     recalled_pages: int = _shown("blockzoo:recalled_pages", "Pages that came back with them.")
     mends: int = _shown("blockzoo:mends", "Sequences that computed again only what a dead creditor had held.")
-    mended_tokens: int = _shown("blockzoo:mended_tokens", "Tokens that they computed again.")
+    mended_tokens: int = _shown("blockzoo:mended_tokens", "Tokens that mends computed again.")
     loss_restarts: int = _shown("blockzoo:loss_restarts", "Sequences that ran again as a creditor had died.")
-    restarted_tokens: int = _shown("blockzoo:restarted_tokens", "Tokens with K and V that these computed again.")
+    restarted_tokens: int = _shown(
+        "blockzoo:restarted_tokens", "Tokens with K and V that sequences computed again without a mend."
+    )
     recoveries: int = _shown("blockzoo:recoveries", "Sequences with a token after the death of a creditor.")
-    recovery_ns: int = _shown("blockzoo:recovery_seconds", "Time from the death to that token.", per=1e9)
+    recovery_ns: int = _shown(
+        "blockzoo:recovery_seconds", "Time from the death of a creditor to the next token of a sequence.", per=1e9
+    )
     circles: int = _shown("blockzoo:circles", "Circles of debts among devices that were resolved, or given up.")
     # What is said with the managers of the pool and the creditors that they recommend (IL-12).
     pool_queries: int = _shown("blockzoo:pool_queries", "Queries for creditors to the managers of the pool.")

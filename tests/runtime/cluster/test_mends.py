@@ -1,0 +1,114 @@
+"""Creditors that are killed in the middle of an answer: its tokens, what is computed again, and how long it takes (IL-18).
+
+Agents are processes, and the model is a Llama in float32: its tokens are those of transformers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.agent_process.main import Preparation
+from runtime.cluster.agents.lifecycle import LifeConfig
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
+from runtime.config import ClusterConfig, EngineConfig
+from runtime.engine.catalog.describe import describe_chain
+from runtime.engine.models.registry import half_page
+from runtime.lending_config import LendingConfig
+from runtime.scheduler.scheduler import Scheduler
+from runtime.types import SamplingParams, SequenceRequest, TraceEvent
+from tests.runtime.cluster.clusters import LIMIT
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
+from tests.runtime.engine.oracle import greedy, reference, same_tokens
+from tests.runtime.virtual import ListTrace
+
+#: Two layers, four tokens to a page: 80 pages of 170.
+CONFIG, PAGES, CHUNK, COUNT = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), 80, 16, 40
+PROMPT = tuple(random.Random(1).choices(range(3, 90), k=300))
+
+
+@dataclass
+class Killing(ListTrace):
+    """Kills a creditor with the token of this number, on the scheduler's thread."""
+
+    scheduler: Scheduler | None = None
+    after: int = 0
+
+    def emit(self, event: TraceEvent) -> None:
+        super().emit(event)
+        if event.ev == "token" and self.scheduler is not None and event.n == self.after:
+            loan = next(iter(self.scheduler.lending.loans))
+            os.kill(self.scheduler.devices[loan.creditor].facts.pid, signal.SIGKILL)
+
+
+@contextmanager
+def lending(bench: Bench, trace: ListTrace, mend: bool) -> Iterator[ClusterDriver]:  # noqa: F811
+    half = half_page(bench.store, CONFIG, ["long"])
+    engine = replace(CONFIG, kv_cache_memory_bytes=2 * half * PAGES)
+    described = describe_chain(bench.store, "long", engine, half, 1)
+    settings = {
+        "store": str(bench.store.root), "database": None, "config": msgspec.to_builtins(engine), "half_page": half,
+        "threads": 1,
+    }  # fmt: skip
+    agents = AgentSettings(report_seconds=0.05, loan_seconds=5.0)
+    config = ClusterConfig(
+        devices=4, placement="on-demand", prefill_chunk=CHUNK, prefix_caching="off",
+        lending=LendingConfig("planned", 1.0, recall=1.0, mend=mend),
+    )  # fmt: skip
+    driver = ClusterDriver(
+        [described.chain], described.blocks, [f"agent-{at}" for at in range(4)],
+        ProcessLauncher(ProcessConfig(Preparation("staged", settings), settings=agents, beat_seconds=0.1)),
+        config, LifeConfig(backoff_seconds=0.05), trace=trace,
+    )  # fmt: skip
+    try:
+        yield driver
+    finally:
+        assert driver.shutdown(LIMIT)
+
+
+@pytest.fixture(scope="module")
+def answer(bench: Bench) -> list[int]:  # noqa: F811
+    bench.family(
+        "llama", "long", num_hidden_layers=2, max_position_embeddings=1024, num_key_value_heads=2,
+        initializer_range=0.5, seed=3,
+    )  # fmt: skip
+    return greedy(reference(bench.folders["long"]), PROMPT, COUNT)
+
+
+@pytest.mark.parametrize(("after", "mend"), [(2, True), (20, True), (20, False)])
+def test_a_creditor_that_is_killed_costs_what_it_held(
+    bench: Bench,  # noqa: F811
+    answer: list[int],
+    after: int,
+    mend: bool,
+) -> None:
+    trace, times, tokens = Killing(after=after), [], []
+    with lending(bench, trace, mend) as driver:
+        trace.scheduler = driver._scheduler
+        sampling = SamplingParams(COUNT, ignore_eos=True)
+        for event in driver.run([SequenceRequest("a", "r", "long", PROMPT, sampling)]):
+            assert event.error is None, event
+            if event.token is not None:
+                tokens.append(event.token)
+                times.append(time.monotonic())
+        counters = driver.state().counters
+    assert same_tokens(reference(bench.folders["long"]), PROMPT, answer, tokens) == COUNT
+    held = 4 * sum(last - first for first, last in (event.extra["groups"] for event in trace.named("kv.lost")))
+    print(f"\nRECOVERY {counters.recovery_ns / 1e6:.0f} ms, mended {counters.mended_tokens} of {held}")
+    assert counters.recoveries == 1 and counters.recovery_ns < 5e9 > 1e9 * max(b - a for a, b in pairwise(times))
+    if mend:
+        assert 0 < counters.mended_tokens <= held + CHUNK and counters.mends == 1
+        assert counters.loss_restarts == counters.preemptions == 0
+    else:
+        assert counters.loss_restarts == 1 and counters.restarted_tokens >= len(PROMPT) and not counters.mends
