@@ -66,6 +66,26 @@ def test_two_creditors_die_one_after_the_other() -> None:
     assert mended > 4
 
 
+def test_a_second_creditor_dies_while_it_is_mended() -> None:
+    plain = long_one()
+    plain.at(60 * MS, lambda: plain.kill("d1"))
+    plain.run()
+    begun = [event.t for event in plain.trace.named("kv.mend.start")]
+    inside = 0
+    for at in sorted({time + shift * MS // 2 for time in begun[::3] for shift in range(3)}):
+        one = long_one()
+        one.at(60 * MS, lambda one=one: one.kill("d1"))
+        one.at(at, lambda one=one: one.kill("d2"))
+        one.run()
+        one.expect()
+        counters, names = one.scheduler.state().counters, [event.ev for event in one.trace.events]
+        assert counters.mended_tokens <= lost_tokens(one) + 2 * CHUNK and counters.mends > 0
+        assert counters.preemptions == counters.loss_restarts == 0
+        first, last = names.index("kv.mend.start"), len(names) - names[::-1].index("kv.mend")
+        inside += "kv.lost" in names[first:last]
+    assert inside > 4
+
+
 def test_without_the_switch_all_of_it_runs_again() -> None:
     one = long_one()
     lending = one.scheduler._state.config.lending
@@ -108,9 +128,9 @@ def test_an_abort_while_it_is_mended_frees_everything() -> None:
 
 def test_schedules_with_loans_mend() -> None:
     mended = 0
-    for seed in range(40, 52):
+    for seed in (3, 6, 11):
         one = Anything(seed=seed, lends=True)
         one.run()
         one.expect_end()
         mended += one.scheduler.state().counters.mends
-    assert mended >= 0
+    assert mended > 1
