@@ -1,4 +1,4 @@
-"""Creditors that are killed in the middle of an answer: its tokens, what is computed again, how long that takes (IL-18).
+"""Creditors killed in the middle of an answer: its tokens, what is computed again, and how long that takes (IL-18).
 
 Agents are processes, and the model is a Llama in float32: its tokens are those of transformers.
 """
