@@ -344,7 +344,11 @@ class EngineMemory:
 
 
 class LoanLost(Exception):
-    """Raised when K and V on another device cannot be attended to: its sequences run again from their tokens."""
+    """Raised when K and V on another device cannot be attended to. Nothing else of the step has happened."""
+
+
+class LoansMixed(LoanLost):
+    """Raised when rows cannot be attended to together: the same step would fail again."""
 
 
 class EngineLost(Exception):

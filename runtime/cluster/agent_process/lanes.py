@@ -26,7 +26,7 @@ from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, LaunchedStep, Launching, StageResult, StepRunner
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.control.agent_io import AgentCommand, Send, StageStep
-from runtime.types import EngineLost, LoanLost, StepPlan
+from runtime.types import EngineLost, LoanLost, LoansMixed, StepPlan
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,8 @@ class _Outcomes:
         device are lost, its sequences run again, and the engine has not failed.
         """
         if isinstance(error, LoanLost):
-            return self._agent.fail_step(str(error), self._clock(), self._lane, retry=True, intact=True)
+            intact = not isinstance(error, LoansMixed)
+            return self._agent.fail_step(str(error), self._clock(), self._lane, retry=True, intact=intact)
         commands = self._agent.fail_step(f"the engine failed: {public(error)}", self._clock(), self._lane)
         self._failures += 1
         if self._failures >= MAX_FAILURES:

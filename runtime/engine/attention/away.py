@@ -23,7 +23,7 @@ from runtime.engine.step.context import PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.transfers import put
 from runtime.loans import LoanLink, LoanQuery
-from runtime.types import LoanLost
+from runtime.types import LoanLost, LoansMixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class AwayAttention:
         """Send each creditor the queries of the rows that it has a part of.
 
         Raises:
-            LoanLost: There is no link, or a creditor cannot be reached.
+            LoanLost: There is no link, or a creditor cannot be reached; LoansMixed.
         """
         if self._link is None:
             raise LoanLost("there is no link to the creditors")
@@ -109,7 +109,7 @@ class AwayAttention:
                     tokens.append(tuple(loan.last - loan.first for loan in mine))
                     parts.append((mine[0].first, span))
             if len({one.shift for one in self.paging.away}) > 1:
-                raise LoanLost("rows of models that share a layer at different depths are not asked for together")
+                raise LoansMixed("rows of models that share a layer at different depths are not asked for together")
             some = query if len(parts) == len(self._spans) else torch.cat([query[p.lo : p.hi] for _, p in parts])
             asks = LoanQuery(
                 tuple(loans),

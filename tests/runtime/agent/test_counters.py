@@ -30,6 +30,7 @@ def test_each_metric_has_its_own_counter_in_the_metrics_unit() -> None:
         "handoff_ns": ("blockzoo:handoff_seconds", 1e9),
         "prediction_ns": ("blockzoo:length_prediction_seconds", 1e9),
         "loan_ns": ("blockzoo:loan_seconds", 1e9),
+        "recovery_ns": ("blockzoo:recovery_seconds", 1e9),
         "adapted_similarity": ("blockzoo:adapted_similarity", 1e6),
     }
     for name, (metric, per) in units.items():

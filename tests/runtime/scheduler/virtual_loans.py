@@ -8,7 +8,7 @@ from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, StageResult
 from runtime.control.agent_io import DropLoan, HoldLoan, StageStep
 from runtime.loans import LoanEngine, LoanQuery
-from runtime.types import LoanLost
+from runtime.types import LoanLost, LoansMixed
 from tests.runtime.scheduler.virtual_copies import Node
 
 if TYPE_CHECKING:
@@ -29,15 +29,16 @@ def run(cluster: VirtualCluster, node: Node, step: StageStep, lane: Lane) -> Sta
     try:
         return node.engine.run(step.plan, step.inputs)
     except LoanLost as error:
-        why = str(error)
-        cluster.at(cluster.now + cluster.alpha, lambda: fail(cluster, node, why, lane))
+        failed = error
+        cluster.at(cluster.now + cluster.alpha, lambda: fail(cluster, node, failed, lane))
         return None
 
 
-def fail(cluster: VirtualCluster, node: Node, why: str, lane: Lane) -> None:
+def fail(cluster: VirtualCluster, node: Node, error: LoanLost, lane: Lane) -> None:
     if node.alive:
         node.running.discard(lane)
-        cluster.obey(node, node.agent.fail_step(why, cluster.now, lane, retry=True, intact=True))
+        intact = not isinstance(error, LoansMixed)
+        cluster.obey(node, node.agent.fail_step(str(error), cluster.now, lane, retry=True, intact=intact))
 
 
 class DirectLink:
