@@ -234,7 +234,7 @@ def _with_loans(config: ClusterConfig, rng: random.Random, mode: LendingMode) ->
     lending = LendingConfig(
         mode, rng.choice((0.3, 0.9, 1.0)), rng.choice((0.02, 1.0)), recall=rng.choice((0.0, 0.25, 1.0)),
         reclaim=rng.random() < 0.5, circle_pages=rng.choice((0, 2)), beat_ms=10, gone_ms=100,
-        managers=rng.choice((1, 3)),
+        managers=rng.choice((1, 3)), mend=True,
     )  # fmt: skip
     placement = rng.choice((config.placement, "replicate"))
     return replace(config, dispatch="placed", speculation=SpeculationConfig(), lending=lending, placement=placement)

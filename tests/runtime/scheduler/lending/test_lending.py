@@ -26,7 +26,11 @@ M = counting_model("m", "1* 2 3* 4* 5", max_model_len=4000)
 def cluster(devices: int = 3, pages: int = 60, mode: LendingMode = "planned", **changes: Any) -> VirtualCluster:
     lending = LendingConfig(
         mode,
-        **{name: changes.pop(name) for name in ("cap", "busy", "recall", "reclaim", "circle_pages") if name in changes},
+        **{
+            name: changes.pop(name)
+            for name in ("cap", "busy", "recall", "reclaim", "circle_pages", "mend")
+            if name in changes
+        },
     )
     settings = changes.pop("settings", {})
     config = ClusterConfig(

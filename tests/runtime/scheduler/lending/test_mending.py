@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from runtime.lending_config import LendingConfig
 from tests.runtime.scheduler.anything import Anything
 from tests.runtime.scheduler.lending.test_lending import M, cluster, prompt
 from tests.runtime.scheduler.lending.test_recalls import two_that_share_a_device
@@ -27,7 +26,7 @@ def lost_tokens(one: VirtualCluster) -> int:
 
 
 def long_one(devices: int = 4, pages: int = 60, **changes: Any) -> VirtualCluster:
-    one = cluster(devices, pages, recall=1.0, **changes)
+    one = cluster(devices, pages, recall=1.0, **{"mend": True} | changes)
     one.ticks(MS, 300 * MS)
     one.ask(request("a", prompt(150), "m", max_tokens=40, ignore_eos=True))
     return one
@@ -87,15 +86,13 @@ def test_a_second_creditor_dies_while_it_is_mended() -> None:
 
 
 def test_without_the_switch_all_of_it_runs_again() -> None:
-    one = long_one()
-    lending = one.scheduler._state.config.lending
-    object.__setattr__(lending, "mend", False)
+    one = long_one(mend=False)
     one.at(60 * MS, lambda: one.kill("d1"))
     one.run()
     one.expect()
     counters = one.scheduler.state().counters
     assert counters.mended_tokens == counters.mends == 0 < counters.loss_restarts == counters.recoveries
-    assert counters.restarted_tokens > lost_tokens(one) and LendingConfig().mend is not None
+    assert counters.restarted_tokens > lost_tokens(one)
 
 
 def test_a_creditor_dies_while_its_pages_come_back() -> None:
@@ -104,7 +101,7 @@ def test_a_creditor_dies_while_its_pages_come_back() -> None:
     begun = [event.t for event in plain.trace.named("kv.recall.start")]
     mended = 0
     for at in sorted({time + shift * MS // 10 for time in begun for shift in (0, 1, 3, 5, 10)}):
-        one = two_that_share_a_device()
+        one = two_that_share_a_device(mend=True)
         one.at(at, lambda one=one: one.kill("d1"))
         one.run()
         one.expect()
