@@ -136,7 +136,8 @@ class Anything(Changing):
             self._kill_creditors(random.Random(f"{self.seed} deaths"))
         for model in versions:
             self.at(rng.randrange(100 * MS), lambda model=model: self.tell(_serve(model)))
-        self.ticks(rng.choice((2, 5)) * MS, END)
+        # Searches for creditors in vain are repeated, after pauses.
+        self.ticks(rng.choice((2, 5)) * MS, 4 * END if self.mode == "negotiated" else END)
 
     def _interrupt(self, rng: random.Random) -> None:
         """Pause some sequences for a while and abort some."""
