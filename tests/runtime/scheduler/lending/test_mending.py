@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from runtime.config import ClusterConfig
+from runtime.lending_config import LendingConfig
 from tests.runtime.scheduler.anything import Anything
 from tests.runtime.scheduler.lending.test_lending import M, cluster, prompt
 from tests.runtime.scheduler.lending.test_recalls import two_that_share_a_device
@@ -121,6 +123,32 @@ def test_an_abort_while_it_is_mended_frees_everything() -> None:
         one.abort("a", at)
         one.run()
         one.expect_empty()
+
+
+@pytest.mark.parametrize("victim", ["d2", "d3"])
+def test_on_a_path_of_several_hops_all_of_it_runs_again(victim: str) -> None:
+    lending = LendingConfig("planned", recall=1.0, mend=True)
+    config = ClusterConfig(devices=4, placement="partition", prefill_chunk=CHUNK, lending=lending)
+    one = VirtualCluster([M], [(3,)], devices=4, pages=40, config=config)
+    one.ticks(MS, 900 * MS)
+    one.ask(request("a", prompt(100), "m", max_tokens=30, ignore_eos=True))
+    one.at(60 * MS, lambda: one.kill(victim))
+    one.run()
+    one.expect()
+    counters = one.scheduler.state().counters
+    assert (counters.mends, counters.loss_restarts) == (0, 1)
+    assert {event.extra["why"] for event in one.trace.named("kv.mend.none")} == {"its path has several hops"}
+
+
+def test_with_a_decode_credit_under_way_all_of_it_runs_again() -> None:
+    whys = set[str]()
+    for at in range(60, 130, 4):
+        one = long_one(settings={"stride": 4})
+        one.at(at * MS, lambda one=one: one.kill("d1"))
+        one.run()
+        one.expect()
+        whys |= {event.extra["why"] for event in one.trace.named("kv.mend.none")}
+    assert whys == {"it decodes on credit"}
 
 
 def test_schedules_with_loans_mend() -> None:
