@@ -59,7 +59,8 @@ def test_streams_over_switches_are_each_wholly_one_versions(store: Path, tmp_pat
 
 
 def _wait_for(client: Any, name: str) -> None:
-    end = time.monotonic() + 10
-    while client.models.retrieve("prod").model_dump()["root"] != name:
+    """Wait until the server answers for `prod` with a model; at first it has not seen the alias."""
+    end = time.monotonic() + 60
+    while not any(card.id == "prod" and card.model_dump()["root"] == name for card in client.models.list()):
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -33,5 +33,5 @@ def test_requests_are_compared_with_their_forecasts(arrivals: str, tmp_path: Pat
     assert figures(found)["requests"] == 60
     told = oracle(found, 4)
     assert [each.seq for each in told] == [each.seq for each in found]
-    assert max(each.tokens for each in found) <= 101 and figures(told)["r2"] > 0.5
+    assert max(each.tokens for each in found) <= 101 and figures(told)["r2"] > 0.2
     assert sorted(each.forecast.end for each in shuffled(found, 0)) == sorted(each.forecast.end for each in found)
