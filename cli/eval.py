@@ -15,7 +15,17 @@ from cli.shared.output import (
     print_table,
     say,
 )
-from cli.shared.values import AllowCodeOption, DeviceOption, DtypeOption, NoStoreOption, names_of
+from cli.shared.values import (
+    AllowCodeOption,
+    BatchSizeOption,
+    DeviceOption,
+    DtypeOption,
+    FewshotOption,
+    LimitOption,
+    NoStoreOption,
+    SeedOption,
+    names_of,
+)
 from zoo.errors import InputError
 
 
@@ -31,12 +41,10 @@ def eval(
             help="library_ppl, library_cloze, library_recall, a YAML file, a folder, or a name lm-eval knows.",
         ),
     ] = None,
-    limit: Annotated[float | None, typer.Option(help="Questions per task; below 1, their share.")] = None,
-    batch_size: Annotated[str, typer.Option(help="Sequences at once; auto finds out.")] = "8",
-    num_fewshot: Annotated[
-        int | None, typer.Option(help="Solved examples before a question.", show_default="the task's own")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1234,
+    limit: LimitOption = None,
+    batch_size: BatchSizeOption = "8",
+    num_fewshot: FewshotOption = None,
+    seed: SeedOption = 1234,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     allow_code: AllowCodeOption = False,

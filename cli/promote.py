@@ -9,7 +9,15 @@ import typer
 
 from cli.eval import batch_size_of, limit_of
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table
-from cli.shared.values import AllowCodeOption, DeviceOption, DtypeOption
+from cli.shared.values import (
+    AllowCodeOption,
+    BatchSizeOption,
+    DeviceOption,
+    DtypeOption,
+    FewshotOption,
+    LimitOption,
+    SeedOption,
+)
 
 if TYPE_CHECKING:
     from surgery.evaluation.promotion import Promotion
@@ -25,12 +33,10 @@ def promote(
             help="TASK>=X or TASK>=live, <= where less is better, TASK:METRIC for another metric; may be repeated.",
         ),
     ] = None,
-    limit: Annotated[float | None, typer.Option(help="Questions per task; below 1, their share.")] = None,
-    batch_size: Annotated[str, typer.Option(help="Sequences at once; auto finds out.")] = "8",
-    num_fewshot: Annotated[
-        int | None, typer.Option(help="Solved examples before a question.", show_default="the task's own")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1234,
+    limit: LimitOption = None,
+    batch_size: BatchSizeOption = "8",
+    num_fewshot: FewshotOption = None,
+    seed: SeedOption = 1234,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     allow_code: AllowCodeOption = False,

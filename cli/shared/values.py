@@ -22,6 +22,12 @@ HeldOutOption = Annotated[
 WindowOption = Annotated[int, typer.Option(help="Tokens that are read at a time.", min=2)]
 NoStoreOption = Annotated[bool, typer.Option("--no-store", help="Do not keep the result in the store.")]
 AllowCodeOption = Annotated[bool, typer.Option("--allow-code", help="Run the Python that task files name.")]
+LimitOption = Annotated[float | None, typer.Option(help="Questions per task; below 1, their share.")]
+BatchSizeOption = Annotated[str, typer.Option(help="Sequences at once; auto finds out.")]
+FewshotOption = Annotated[
+    int | None, typer.Option(help="Solved examples before a question.", show_default="the task's own")
+]
+SeedOption = Annotated[int, typer.Option(help="Of everything that is drawn.")]
 
 
 def names_of(given: Sequence[str] | None) -> tuple[str, ...]:

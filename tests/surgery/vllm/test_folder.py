@@ -18,6 +18,7 @@ from surgery.vllm.weights import read_weights
 from tests import adapters, checkpoints
 from tests.bottlenecks import make_bottleneck
 from tests.chains import put_chain, put_stitch
+from tests.surgery.gguf_twin import tiny_model, write_gguf
 from zoo import Zoo
 from zoo.errors import InputError, MalformedCheckpoint, NotServable, StoreError
 
@@ -88,6 +89,36 @@ def test_a_lora_is_added_to_its_base_as_peft_merges_it(made: Callable[..., Path]
     merged = peft.PeftModel.from_pretrained(base, folder).merge_and_unload().state_dict()
     assert_same({key: found[key] for key in changed}, {key: merged[key] for key in changed}, 1e-6)
     assert len(changed) == sum("lora_A" in name for name in model.state_dict())
+
+
+def computed(weights: dict[str, torch.Tensor], like: Any) -> torch.Tensor:
+    """Return the logits of a plain Llama with these weights, with the settings of `like`."""
+    from transformers import LlamaForCausalLM
+
+    plain = LlamaForCausalLM(like.config).eval()
+    plain.load_state_dict({key: tensor.float() for key, tensor in weights.items()})
+    with torch.no_grad():
+        return plain(IDS).logits  # type: ignore[no-any-return]
+
+
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+def test_other_kinds_compute_what_they_compute_here(zoo: Zoo, made: Callable[..., Path], tmp_path: Path) -> None:
+    """Composed chains of one architecture, low-rank deltas, tuned norms, and a GGUF file."""
+    zoo.ingest(made("llama", seed=1), name="org/b", base="org/a")
+    parts = [{"model": "org/a", "layer_range": [0, 2]}, {"model": "org/b", "layer_range": [1, 3]}]
+    zoo.compose({"slices": [{"sources": [part]} for part in parts]}, "org/composed")
+    zoo.delta("org/b", 4, variant="org/delta")
+    checkpoints.make_peft(made("llama"), tmp_path / "ln", adapters.KINDS["ln"]("llama"))
+    zoo.ingest(tmp_path / "ln", name="org/ln", base="org/a")
+    zoo.ingest(write_gguf(tiny_model("llama"), tmp_path / "m.gguf"), name="org/gguf")
+    for name in ("composed", "delta", "ln", "gguf"):
+        model = zoo.model(f"org/{name}").load()
+        with torch.no_grad():
+            wanted = model(IDS).logits
+        found = computed(exported(zoo, f"org/{name}", tmp_path / f"out-{name}"), model)
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-5), name
 
 
 def test_a_lora_on_a_bfloat16_base_is_added_in_float32(made: Callable[..., Path], tmp_path: Path) -> None:
