@@ -1,6 +1,6 @@
 """Generate the page of the HTTP interface from the server's routes, bodies, state and metrics.
 
-`http_words` and `body_words` have the texts that are not in the code.
+`route_words` and `body_words` have the texts that are not in the code.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any, cast
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from cli.docs.body_words import ELSEWHERE, FIELDS, ORIGINS, OURS, VLLM
-from cli.docs.http_words import ROUTES
 from cli.docs.tables import code, table
 from runtime.config import ServerConfig
 from runtime.control.counters import AgentCounters, AgentState
@@ -38,7 +36,10 @@ from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.keys.key_book import KeyBook
 from runtime.server.keys.key_metrics import KeyCollector
 from runtime.server.metrics import Metrics
+from runtime.server.openai.body_words import ELSEWHERE, FIELDS, ORIGINS, OURS, VLLM
 from runtime.server.openai.openapi import summary_of
+from runtime.server.openai.route_words import ROUTES
+from runtime.server.openai.type_words import type_words
 from runtime.server.page.context import PageContext
 from runtime.server.page.reading import CatalogueReads
 from runtime.server.page.upkeep_job import UpkeepJob
@@ -162,39 +163,7 @@ def _fields(body: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
     for name, of in schema["properties"].items():
         source = "the zoo" if name in OURS else ORIGINS.get(body.__name__, "vLLM" if name in VLLM else "OpenAI")
         required = ", required" if name in schema.get("required", ()) else ""
-        yield code(name), _type(of, schema.get("$defs", {})) + required, source, special.get(name) or FIELDS[name]
-
-
-def _type(of: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Return a short description of a JSON schema."""
-    if "$ref" in of:
-        target = known[of["$ref"].rsplit("/", 1)[1]]
-        return "object of " + ", ".join(target["properties"])
-    if "anyOf" in of:
-        return " or ".join(dict.fromkeys(_type(one, known) for one in of["anyOf"] if one.get("type") != "null"))
-    kind = of.get("type")
-    if kind == "array":
-        most = f", at most {of['maxItems']}" if "maxItems" in of else ""
-        return f"list of ({_type(of['items'], known)}){most}"
-    if kind == "string":
-        return "string" + (f" of at most {of['maxLength']} characters" if "maxLength" in of else "")
-    if kind in ("integer", "number"):
-        return f"{kind}{_bounds(of)}"
-    if kind == "object":
-        return f"object of {_type(of.get('additionalProperties', {}), known)}"
-    return {"boolean": "true or false"}.get(str(kind), "anything")
-
-
-def _bounds(of: Mapping[str, Any]) -> str:
-    """Return a number's range. Bounds that only come from an integer's width are left out."""
-    words = (
-        ("minimum", "at least"),
-        ("exclusiveMinimum", "above"),
-        ("maximum", "at most"),
-        ("exclusiveMaximum", "below"),
-    )
-    said = [f"{word} {of[name]:g}" for name, word in words if name in of and abs(of[name]) < 2**31]
-    return f" {', '.join(said)}" if said else ""
+        yield code(name), type_words(of, schema.get("$defs", {})) + required, source, special.get(name) or FIELDS[name]
 
 
 def _state() -> Iterator[str]:

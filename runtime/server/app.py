@@ -38,6 +38,7 @@ from runtime.server.openai.openapi import describe
 from runtime.server.openai.responses import handle
 from runtime.server.page.context import PageContext, page_context
 from runtime.server.page.routes import page_routes
+from runtime.server.page.views.reference import ReferenceView
 from runtime.server.routes import ZooRoutes
 from runtime.tracing.sink import Trace
 from zoo.errors import ZooError
@@ -111,7 +112,7 @@ def routes_of(
         *durable_routes(service),
         Route("/zoo/models/{name:path}/load", routes.load, methods=["POST"]),
         Route("/zoo/models/{name:path}/unload", routes.unload, methods=["POST"]),
-        *([] if page is None else page_routes(page)),
+        *([] if page is None else [*page_routes(page), *ReferenceView(page, found).routes()]),
     ]
     return found
 

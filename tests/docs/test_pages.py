@@ -11,12 +11,12 @@ import pytest
 
 import cli.app
 from cli.docs.__main__ import PAGES, main
-from cli.docs.body_words import ELSEWHERE, FIELDS, OURS, VLLM
 from cli.docs.http_page import served_routes
-from cli.docs.http_words import ROUTES
 from cli.serving.options import ServeOptions
 from cli.shared.declared import declared, flag_of, keys_of
 from runtime.frontend.schemas import ChatBody, CompletionBody
+from runtime.server.openai.body_words import ELSEWHERE, FIELDS, OURS, VLLM
+from runtime.server.openai.route_words import ROUTES
 
 ROOT = Path(__file__).parents[2]
 CLI, HTTP = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("cli.md", "http.md"))

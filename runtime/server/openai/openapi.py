@@ -21,10 +21,15 @@ from runtime.role_config import RoleName
 from runtime.server.answers.message_errors import has_message_errors
 from runtime.server.auth import OPEN_ROUTES
 from runtime.server.batches.batch_service import BatchOrder
+from runtime.server.openai.body_words import ELSEWHERE, FIELDS
 from runtime.server.openai.responses import reply
+from runtime.server.openai.route_words import EXAMPLES, ROUTES
 
 #: Parameters in a path, with Starlette's converters.
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+#: Parameters of a query in the words of a route, and links to other pages.
+_QUERY = re.compile(r"`(\w+)[`=]")
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 _SCHEMAS = "#/components/schemas/{model}"
 _ERROR = {
     "type": "object",
@@ -102,6 +107,8 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
                 schemas[model.__name__] = found
             path = paths.setdefault(_PARAMETER.sub(r"{\1}", route.path), {})
             path[method.lower()] = _operation(route, method, body)
+    for name, schema in schemas.items():
+        _say_fields(name, schema)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Block Zoo", "version": _version()},
@@ -138,31 +145,48 @@ def _version() -> str:
 def _operation(route: Route, method: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
     words = _PARAMETER.sub(r"\1", route.path)
     error = "MessageError" if has_message_errors(route.path) else "Error"
+    name = f"{method} {route.path}"
+    said = ROUTES[name]
+    refusal = {"application/json": {"schema": {"$ref": _SCHEMAS.format(model=error)}}}
     operation: dict[str, Any] = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", words)]),
         "summary": summary_of(route).replace("\n", " "),
         "responses": {
-            "200": {"description": "As docs/http.md says."},
-            "default": {
-                "description": "An error.",
-                "content": {"application/json": {"schema": {"$ref": _SCHEMAS.format(model=error)}}},
-            },
+            "303" if said.response.startswith("a redirect") else "200": {"description": _plain(said.response)},
+            **{str(status): {"description": why, "content": refusal} for status, why in sorted(said.errors.items())},
+            "default": {"description": "An error.", "content": refusal},
         },
         "security": [] if route.path in OPEN_ROUTES else [{}, {"key": []}, {"x_api_key": []}],
     }
-    names = _PARAMETER.findall(route.path)
-    if names:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    text = {"schema": {"type": "string"}}
+    parameters = [{"name": each, "in": "path", "required": True} | text for each in _PARAMETER.findall(route.path)]
+    parameters += [
+        {"name": each, "in": "query", "description": _plain(said.query)} | text for each in _QUERY.findall(said.query)
+    ]
+    if parameters:
+        operation["parameters"] = parameters
     if body is not None:
         kind = "application/json"
         if body is _FORM:
             kind = "multipart/form-data"
         elif body is _LOGIN:
             kind = "application/x-www-form-urlencoded"
-        operation["requestBody"] = {"required": True, "content": {kind: {"schema": body}}}
+        example = {"example": EXAMPLES[name]} if name in EXAMPLES else {}
+        operation["requestBody"] = {"required": True, "content": {kind: {"schema": body, **example}}}
     return operation
+
+
+def _say_fields(name: str, schema: Mapping[str, Any]) -> None:
+    """Put into a body's schema what its fields mean, where there are words for them."""
+    words = {**FIELDS, **ELSEWHERE.get(name, {})} if name.endswith("Body") else {}
+    for field, of in schema.get("properties", {}).items():
+        if field in words:
+            of["description"] = _plain(words[field])
+
+
+def _plain(text: str) -> str:
+    """Return a text of docs/http.md without its signs: links as the pages' names, code as it is."""
+    return _LINK.sub(r"docs/\1", text).replace("`", "")
 
 
 def summary_of(route: Route) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-LOGIN, LOGOUT, HOME = "/ui/login", "/ui/logout", "/"
+LOGIN, LOGOUT, HOME, REFERENCE = "/ui/login", "/ui/logout", "/", "/docs"
 
 
 def model_link(name: str) -> str:
@@ -14,7 +14,7 @@ def model_link(name: str) -> str:
 
 def is_page(path: str) -> bool:
     """Return whether a path is one of the page's: a browser without the key is sent to the login there."""
-    return path == HOME or path.startswith("/ui/")
+    return path in (HOME, REFERENCE) or path.startswith("/ui/")
 
 
 def own_page(path: str) -> str:

@@ -214,6 +214,7 @@ def test_the_page_is_only_where_there_is_a_store(tokenizer: Tokenizer, tmp_path:
         "/ui/playground",
         "/ui/upkeep",
         "/ui/patterns",
+        "/docs",
         "/ui/icon.svg",
     )
     with running(tokenizer) as server, server.http() as http:

@@ -25,6 +25,7 @@ VIEWS = (
     "/ui/playground",
     "/ui/upkeep",
     "/ui/patterns",
+    "/docs",
     "/ui/models/nix",
 )
 #: Contrast of texts with what is behind them, as WCAG 2 counts it; large and disabled texts are left out.

@@ -1,4 +1,4 @@
-"""Texts for the page of the HTTP interface: meanings of the fields of bodies."""
+"""Texts for descriptions of the HTTP interface (docs/http.md, /openapi.json, /docs): fields of bodies."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Texts for the page of the HTTP interface: formats of responses, errors."""
+"""Texts for descriptions of the HTTP interface (docs/http.md, /openapi.json, /docs): responses, errors, examples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,32 @@ _LIST = """{{"object": "list", "data": [{}], "first_id", "last_id", "has_more"}}
 _NO_HEADER = "without the header `X-Zoo-Page`"
 _UPKEEP = {403: f"{_NO_HEADER}, or on a server without a key", 409: "the store is being verified or collected already"}
 _HTML = "HTML, or with an error's status a page that says it"
+
+#: Bodies that the routes take, with a model named `MODEL`.
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "POST /v1/completions": {"model": "MODEL", "prompt": "def main():", "max_tokens": 16, "temperature": 0},
+    "POST /v1/chat/completions": {
+        "model": "MODEL",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 16,
+    },
+    "POST /v1/responses": {"model": "MODEL", "input": "Hello", "max_output_tokens": 16},
+    "POST /v1/embeddings": {"model": "MODEL", "input": ["one text", "another one"]},
+    "POST /v1/messages": {
+        "model": "MODEL",
+        "max_tokens": 16,
+        "messages": [{"role": "user", "content": "Hello"}],
+    },
+    "POST /v1/messages/count_tokens": {"model": "MODEL", "messages": [{"role": "user", "content": "Hello"}]},
+    "POST /tokenize": {"model": "MODEL", "prompt": "Hello"},
+    "POST /detokenize": {"model": "MODEL", "tokens": [72, 73]},
+    "POST /v1/batches": {
+        "input_file_id": "file-…",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    },
+    "POST /zoo/roles": {"agent-0": "prefill", "agent-1": "decode"},
+}
 
 ROUTES: Mapping[str, Said] = {
     "POST /v1/completions": Said(
@@ -145,6 +172,7 @@ ROUTES: Mapping[str, Said] = {
         errors={503: "the driver is dead, or the server drains"},
     ),
     "GET /openapi.json": Said("the document"),
+    "GET /docs": Said(_HTML),
     "GET /live": Said("""{"status": "live"}"""),
     "GET /metrics": Said("""Prometheus' text format; see Metrics below"""),
     "GET /": Said(_HTML, query="`q`: text that names hold; `sort`, `page`", errors={400: "a wrong query"}),
