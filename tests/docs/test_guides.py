@@ -125,7 +125,7 @@ def test_blocks_and_their_outputs_are_read_as_they_stand() -> None:
     assert (first.language, first.code, first.needs) == ("sh", "a\n", "")
     assert (second.language, second.code, second.needs, second.expected) == ("python", "b\n", "vllm", None)
     assert first.expected is not None
-    assert matches(first.expected, "1 2 3\nx\ny\nlast\n") and matches(first.expected, "1  3\n\nlast")
+    assert matches(first.expected, "1 2 3\nx\ny\nlast\n") and matches(first.expected, "1  2  3\n\nlast")
     assert not matches(first.expected, "1 2 4\nx\nlast") and not matches(first.expected, "1 2 3\nx\nlast\nmore")
     for wrong in ("```text\na\n```\n", "```\na\n```\n"):
         with pytest.raises(ValueError):
