@@ -53,6 +53,9 @@ class OrderConfig:
         exclusive: Whether each serving cell has one model at a time (QL-13), as in the paper: when the head of its
             queue needs another one, what runs gives way unless it is ahead of the head, and the model leaves even where
             there is room for both. With a plan, where models are loaded on demand (`residency`).
+        turn_ms: Where models do not fit together, one serves for so many ms, or its run floor, while another waits, and
+            then gives way in the midst of its answers, whatever their deadlines, to the one with the oldest turn
+            (`scheduler.residency.turns`); 0: no turns. In place of a planned order.
         overload: What becomes of requests where late ones remain in the best plan (QL-19): all wait in the planned
             order (`queue`) or by deadline (`edf`), or new ones that will most likely be late are refused (`reject`).
     """
@@ -76,6 +79,7 @@ class OrderConfig:
     short_first_ms: int = 0
     fill_drains: bool = True
     exclusive: bool = False
+    turn_ms: int = 0
     overload: str = "edf"
 
     def __post_init__(self) -> None:
@@ -83,8 +87,10 @@ class OrderConfig:
             raise ValueError(f"plan must be one of {', '.join(get_args(Plan))}")
         if min(self.soft_deadline_ms, self.group_batches) < 1:
             raise ValueError("soft_deadline_ms and group_batches are at least 1")
-        if self.short_first_ms < 0:
-            raise ValueError("short_first_ms is at least 0")
+        if min(self.short_first_ms, self.turn_ms) < 0:
+            raise ValueError("short_first_ms and turn_ms are at least 0")
+        if self.turn_ms and (self.exclusive or not self.evicts):
+            raise ValueError("turn_ms needs plan qlm or paper, with evict, and without exclusive")
         if not 0.0 < self.plan_alpha < 1.0 or not 0.0 < self.plan_duty <= 1.0 or not 0 <= self.plan_rounds <= 10**7:
             raise ValueError("plan_alpha and plan_duty are shares, and plan_rounds is 0 to 10,000,000")
         if not 0.0 <= self.run_floor < float("inf") or self.overload not in get_args(Overload):
@@ -120,6 +126,11 @@ class OrderConfig:
         return self.plans and self.read_ahead
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether models that do not fit together take turns."""
+        return self.turn_ms > 0
+
+    @property
     def excludes(self) -> bool:
         """Whether each cell has one model at a time."""
         return self.plans and self.exclusive
@@ -127,7 +138,7 @@ class OrderConfig:
     @property
     def fills_drains(self) -> bool:
         """Whether a model that is about to leave still takes urgent sequences."""
-        return self.plans and self.fill_drains and not self.exclusive
+        return self.plans and self.fill_drains and not self.exclusive and not self.takes_turns
 
     @property
     def evicts(self) -> bool:

@@ -68,6 +68,8 @@ EQUALS: Policies = {
 #: Orders of models of which one fits, all of them with interactive requests.
 TURNS: Policies = {
     "qlm": _order("qlm"),
+    "turns of 5 s": _order("qlm", turn_ms=5_000),
+    "turns of 15 s": _order("qlm", turn_ms=15_000),
     "no eviction": _order("qlm", evict=False),
     "no run floor": _order("qlm", run_floor=0.0),
     "edf": _order("edf"),

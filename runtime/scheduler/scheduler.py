@@ -63,7 +63,6 @@ from runtime.messages import (
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.admission.admission import Admission
 from runtime.scheduler.admission.variant_choice import VariantChoice, VariantChooser
-from runtime.scheduler.admission.waiting_queue import WaitingQueue
 from runtime.scheduler.broadcast.dispatch import BroadcastDispatch, Candidates
 from runtime.scheduler.controllers.controller import Controller
 from runtime.scheduler.decode.rows import DecodeLoop
@@ -85,7 +84,7 @@ from runtime.scheduler.observe.consistency import check
 from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.observe.totals import state_of
 from runtime.scheduler.order.deadlines import DeadlineOrder
-from runtime.scheduler.order.ordering import OrderParts, cells_by, deadline_order, expected_lengths
+from runtime.scheduler.order.ordering import OrderParts, cells_by, deadline_order, expected_lengths, waiting_queue
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.residency import Residency
@@ -131,7 +130,7 @@ class Scheduler:
         self._state = ClusterState(
             config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, swapping,
             LendingLimits(devices, config.lending), out,
-            counters=counters, waiting=WaitingQueue(None if order is None else order.forecasts), order=order,
+            counters=counters, order=order, waiting=waiting_queue(config, order),
             cells=cells_by(config, order, devices, placed, times), lengths=expected_lengths(config, order),
         )  # fmt: skip
         self._prefix_cache = PrefixCache(self._state)

@@ -11,17 +11,20 @@ from collections.abc import Iterator
 from runtime.control.sequence import Rank, RankedQueue
 from runtime.scheduler.order.forecasts import Forecasts
 from runtime.scheduler.order.grouped_queue import GroupedQueue
+from runtime.scheduler.residency.turns import ModelTurns
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
 class WaitingQueue:
     """Waiting sequences, by version of their chain. Its length does not count paused ones.
 
-    `forecasts`: holds their groups, where the order is by deadline.
+    Args:
+        forecasts: Holds their groups, where the order is by deadline.
+        turns: The turns of models that do not fit together; within a priority they come before all else.
     """
 
-    def __init__(self, forecasts: Forecasts | None = None) -> None:
-        self._forecasts = forecasts
+    def __init__(self, forecasts: Forecasts | None = None, turns: ModelTurns | None = None) -> None:
+        self._forecasts, self.turns = forecasts, turns or ModelTurns(0)
         self._queues: dict[str, RankedQueue[ScheduledSequence] | GroupedQueue] = {}
         self._aside: dict[str, ScheduledSequence] = {}
         self._count = 0
@@ -81,6 +84,12 @@ class WaitingQueue:
 
     def rank(self, sequence: ScheduledSequence) -> tuple[int, ...]:
         """Return where a sequence, which may run already, stands among all."""
+        if self.turns.on:
+            priority, *rest = self._ranked(sequence)
+            return (priority, self.turns.place(sequence.chain.loaded_as), *rest)
+        return self._ranked(sequence)
+
+    def _ranked(self, sequence: ScheduledSequence) -> tuple[int, ...]:
         return sequence.rank if self._forecasts is None else self._forecasts.rank(sequence)
 
     def count(self, version: str) -> int:

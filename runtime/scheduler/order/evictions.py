@@ -4,7 +4,8 @@
     -> admission again, in rank order
 
 Where the first sequence's model finds no room beside models that running sequences use, all of these give way, so that
-their stages can leave (QL-13). Where a cell has one model at a time, they do so for any that is ahead of all of them.
+their stages can leave (QL-13). Where a cell has one model at a time, they do so for any that is ahead of all of them;
+where models take turns, for any once they have had theirs.
 
 A sequence that gave way waits by its own rank, behind the one that it gave way to, and runs again from its prompt and
 its tokens. One decision is under way at a time: while sequences of the last one still have rows in flight, there is no
@@ -110,6 +111,9 @@ class Evictions:
             return []
         if self._state.config.order.excludes:  # the head of the queue has changed
             return running if all(self._may_yield(each, sequence, now) for each in running) else []
+        if self._state.config.order.takes_turns:  # they have had theirs
+            first = self._order.rank(sequence)[0]
+            return running if all(self._order.rank(each)[0] >= first for each in running) else []
         urgent = Urgent(sequence.rank.order, *self._times(sequence))
         found = leave_for_load(urgent, [self._occupant(each, sequence, now) for each in running], way.load, now)
         return [self._state.running[seq] for seq in found]

@@ -18,6 +18,7 @@ from runtime.config import ClusterConfig
 from runtime.control.overload import late_reason
 from runtime.messages import RowsDone
 from runtime.scheduler.admission.bounding import Enters, RouteOf
+from runtime.scheduler.admission.waiting_queue import WaitingQueue
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.order.backfill import Backfill
@@ -31,6 +32,7 @@ from runtime.scheduler.order.planning import Plans
 from runtime.scheduler.order.read_ahead import ReadingAhead
 from runtime.scheduler.order.short_first import ShortFirst
 from runtime.scheduler.placement.block_map import BlockMap
+from runtime.scheduler.residency.turns import ModelTurns
 from runtime.scheduler.residency.waiters import Closing, InTheWay
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.lengths import ExpectedLengths
@@ -44,6 +46,12 @@ def deadline_order(config: ClusterConfig, times: MeasuredTimes) -> DeadlineOrder
     decoding = sum(role != "prefill" for _, role in config.roles) if config.roles else config.devices
     places = config.max_num_seqs * (decoding if config.roles or not config.order.by_cell else 1)
     return DeadlineOrder(config.order, places, times.record_request) if config.order.by_deadline else None
+
+
+def waiting_queue(config: ClusterConfig, order: DeadlineOrder | None) -> WaitingQueue:
+    """Return the queue of the sequences that wait."""
+    turns = ModelTurns(config.order.turn_ms if config.residency == "swap" else 0)
+    return WaitingQueue(None if order is None else order.forecasts, turns)
 
 
 def expected_lengths(config: ClusterConfig, order: DeadlineOrder | None) -> ExpectedLengths | None:
@@ -68,7 +76,8 @@ class OrderParts:
     def __init__(self, state: ClusterState, seating: SequenceLifecycle, order: DeadlineOrder | None) -> None:
         self._state, self._seating, self._order = state, seating, order
         config, self._living = state.config, frozenset[str]()
-        self.plans = Plans(state, order) if order is not None and config.order.plans else None
+        plans = config.order.plans and not config.order.takes_turns
+        self.plans = Plans(state, order) if order is not None and plans else None
         self._evictions = None if order is None else Evictions(state, seating, order, config.order.evicts)
         self._ahead = ReadingAhead(state) if config.residency == "swap" and config.order.reads_ahead else None
         limit, soft = config.order.short_first_ms * 1_000_000, config.order.soft_deadline_ms * 1_000_000

@@ -20,6 +20,8 @@ Contract:
   sequence loads anything on that device, so none starves.
 - Where a cell has one model at a time (`OrderConfig.exclusive`), stages of other models do not fit beside it at all,
   and leave all devices of the cell before any of its stages is loaded.
+- Where models take turns (`OrderConfig.turn_ms`), stages that have had theirs are closed, and what runs on them gives
+  way. Then the model with the oldest turn comes first.
 - Where groups run in a planned order, the first one does not wait: that it is the first is the plan's decision, and the
   run floor keeps models from taking turns too often.
 
@@ -68,6 +70,7 @@ class Residency:
         self._used: dict[tuple[str, Stage], int] = {}
         self._idle, self._loads = IdleStages(), DemandLoads()
         self._drains = Drains(state, self._loads)
+        self._turns = state.waiting.turns
         self._resting = False  # whether pages wait for a stage that has not been idle for long enough
         self.counts = self._loads.counts
 
@@ -155,8 +158,8 @@ class Residency:
                 continue
             incoming, resident = incoming_weights(self._state, sequence, stage), self._resident(device)
             gone = {each.stage for each in self._leaving(sequence, device, resident, incoming) or ()}
-            if self._alone:
-                gone &= waiter.closed  # not yet while the run floor holds
+            if self._alone or self._turns.on:
+                gone &= waiter.closed  # not yet while the run floor or the turn holds
             used = frozenset(stage for stage in self._in_use(device) if stage in gone)
             if used:
                 found[name] = used
@@ -190,6 +193,7 @@ class Residency:
 
     def record_load(self, device: str, stage: Stage, now: int) -> None:
         """Record that a requested stage is loaded."""
+        self._turns.begin(stage.model, (chain.loaded_as for chain in self._state.in_use()), now)
         if self._loads.end(device, stage, now):
             self._used[device, stage] = now
 
@@ -254,15 +258,16 @@ class Residency:
         not wait.
         """
         order, floor = self._state.order, self._state.config.order.floor
-        if order is None or not floor:
+        if order is None or not (floor or self._turns.on):
             return False
-        ends = (
-            since + floor * took
+        loads = [
+            self._loads.latest(device.name, each.stage)
             for each in gone
-            if each.stage is not None and (each.next_use is not None or each.stage in self._in_use(device))
-            for since, took in (self._loads.latest(device.name, each.stage),)
-        )
-        wait = max(ends, default=0.0) - now
+            if each.next_use is not None or each.stage in self._in_use(device)
+        ]
+        if self._turns.on:
+            return now < self._turns.end(loads, floor)
+        wait = max((since + floor * took for since, took in loads), default=0.0) - now
         expected = self._loads.expected(incoming.own + sum(incoming.blocks.values()))
         return wait > 0 and now + wait + expected + order.longest(sequence) <= sequence.rank.order
 
@@ -291,7 +296,8 @@ class Residency:
         if waiter is None or waiter.sequence is not sequence:
             return False
         missing = footprint_of(each.weights for each in resident).missing(incoming)
-        return self._alone or bool(self._state.config.order.floor) or now - waiter.since >= self._patience(missing)
+        at_once = self._alone or self._turns.on or bool(self._state.config.order.floor)
+        return at_once or now - waiter.since >= self._patience(missing)
 
     def _wait(
         self,

@@ -3,8 +3,8 @@
 The same inputs give the same events. Messages take `latency` ns and arrive in order between two ends. A device that
 is killed loses all its state and all messages on their way to it.
 
-After every event what acted in it is checked: the scheduler or an agent, its pages, and that each token event comes once
-and in order.
+After every event what acted in it is checked: the scheduler or an agent, its pages, and that each token event comes
+once and in order.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ from runtime.transport.checksums import joined_rows
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
 from tests.runtime.scheduler import virtual_copies as copies
 from tests.runtime.scheduler import virtual_loans as loans
+from tests.runtime.scheduler.virtual_checks import Checks
 from tests.runtime.scheduler.virtual_copies import Node
 from tests.runtime.virtual import ListTrace, Told
 
 MS = 1_000_000
-#: Every so many checks everything is checked, also what did not act.
-EVERYTHING = 50
 
 
 @dataclass
@@ -143,9 +142,7 @@ class VirtualCluster:
         self.requests: dict[str, SequenceRequest] = {}
         self.hidden_bytes = self.fed_bytes = 0
         self.sent: list[tuple[int, str, str, Any]] = []
-        #: What has acted since the last check: devices, and the scheduler.
-        self._acted: set[str] = set()
-        self._checks = 0
+        self._checks = Checks()
         for number in range(self.devices):
             self.at(0, lambda name=f"d{number}": self.bring_up(name))
 
@@ -269,7 +266,7 @@ class VirtualCluster:
         self.carry_out(self.scheduler.handle(event, self.now))
 
     def carry_out(self, commands: Iterable[Any]) -> None:
-        self._acted.add(SCHEDULER)
+        self._checks.acted.add(SCHEDULER)
         for command in commands:
             match command:
                 case Send(to, message, arrays):
@@ -313,7 +310,7 @@ class VirtualCluster:
 
     def obey(self, node: Node, commands: Iterable[Any]) -> None:
         """Carry out an agent's commands, and start its next steps."""
-        self._acted.add(node.name)
+        self._checks.acted.add(node.name)
         for command in commands:
             match command:
                 case Send(to, message, arrays):
@@ -359,7 +356,7 @@ class VirtualCluster:
 
     def start(self, node: Node) -> None:
         """Start a step on each free lane of a device that has one to run."""
-        self._acted.add(node.name)
+        self._checks.acted.add(node.name)
         for lane in self.lanes if node.alive else ():
             if lane not in node.running and (step := node.agent.next_step(self.now, lane)) is not None:
                 self._run(node, step, lane)
@@ -388,24 +385,5 @@ class VirtualCluster:
             self.obey(node, node.agent.finish_step(result, self.now, lane))
 
     def check(self) -> None:
-        """Check what has acted since the last check, and that no agent holds more pages than the scheduler counts.
-
-        The books of a device and of the scheduler change only when it acts. What a test does to them itself is found by
-        the check of everything, which every `EVERYTHING`th check is, and any behind an event in which nothing acted.
-        """
-        self._checks += 1
-        everything = not self._acted or self._checks % EVERYTHING == 0
-        if everything or SCHEDULER in self._acted:
-            self.scheduler.check()
-        for node in self.living():
-            if everything or node.name in self._acted:
-                node.agent.check()
-                copies.check(self, node)
-            self._check_counts(node)
-        self._acted.clear()
-
-    def _check_counts(self, node: Node) -> None:
-        device = self.scheduler.devices.get(node.name)
-        if device is not None and device.alive and not (node.coming or node.running or node.copying):
-            counts = node.agent.pages()
-            assert counts.capacity - counts.free <= device.pages.used, (node.name, counts, device.pages.used)
+        """Check what has acted since the last check: `virtual_checks`."""
+        self._checks.run(self)
