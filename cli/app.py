@@ -32,6 +32,7 @@ VERBS: dict[str, str] = {
     "gc": "cli.gc",
     "pack": "cli.pack",
     "compose": "cli.compose",
+    "quantize": "cli.quantize",
     "eval": "cli.eval",
     "experiment": "cli.experiment",
     "stitch": "cli.stitch",

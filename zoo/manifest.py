@@ -16,7 +16,7 @@ from blake3 import blake3
 
 ComponentKind = Literal["embedding", "attention", "ffn", "layer", "stitch", "lm_head"]
 #: The first nine come from checkpoints. The rest are made here: chains of other models' blocks, of pruned blocks, with
-#: low-rank deltas; stitches alone.
+#: low-rank deltas; stitches alone; predictors of lengths; quantised weights.
 ModelKind = Literal[
     "foundation",
     "full",
@@ -32,6 +32,7 @@ ModelKind = Literal[
     "delta",
     "stitch",
     "lengths",
+    "quantized",
 ]
 #: Kinds of models that do not run by themselves: a part of chains, and a predictor of lengths.
 PARTS: frozenset[ModelKind] = frozenset({"stitch", "lengths"})

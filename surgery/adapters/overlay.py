@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surgery.adapters.fields import SavedModules
+from surgery.families.quantized import coded_shape
 from surgery.families.table import FAMILIES, Family
 from surgery.ingest.cut import ComponentSpot, spot_of
 from zoo.errors import MalformedCheckpoint, WrongBase
@@ -84,10 +85,12 @@ class Overlay:
 
     def shape(self, spot: ComponentSpot, path: str) -> Shape:
         """Return the shape of the base's tensor at a spot; `path` names it in the error."""
-        digest = dict(self._components[spot.kind, spot.layer].tensors).get(spot.name)
-        if digest is None:
+        component = self._components[spot.kind, spot.layer]
+        digest = dict(component.tensors).get(spot.name)
+        shape = coded_shape(component, spot.name, self.base.shapes) if digest is None else self.base.shapes[digest]
+        if shape is None:
             raise WrongBase(f"the adapter changes {path}, which {self.base.name} ({self.family.name}) does not have")
-        return self.base.shapes[digest]
+        return shape
 
     def matrix(self, module: str) -> tuple[int, int]:
         """Return (outer, inner) size of a linear layer."""

@@ -21,7 +21,6 @@ _SIZES = (
 )  # fmt: skip
 #: Settings that change modules beyond the plain shape.
 _FOREIGN = (
-    "quantization_config",
     "rope_scaling",
     "partial_rotary_factor",
     "rotary_pct",
@@ -67,6 +66,7 @@ def plain_settings(config: Mapping[str, Any]) -> PlainSettings | None:
     if (
         family not in PLAIN_FAMILIES
         or any(config.get(name) for name in _FOREIGN)
+        or not _is_computed(config.get("quantization_config"))
         or not all(_is_size(config.get(name)) for name in _SIZES)
     ):
         return None
@@ -94,6 +94,13 @@ def plain_settings(config: Mapping[str, Any]) -> PlainSettings | None:
         bias,
         ffn_bias,
         config["sliding_window"] if family == "mistral" else None,
+    )
+
+
+def _is_computed(quantization: object) -> bool:
+    """Return whether weights are exact, or in a method that changes no module: they are decompressed on loading."""
+    return not quantization or (
+        isinstance(quantization, Mapping) and quantization.get("quant_method") == "compressed-tensors"
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surgery.families.quantized import plain_shapes
 from surgery.families.table import Family, family_of, is_tied, is_unread
 from surgery.ingest.cut import spot_of
 from zoo.errors import MalformedCheckpoint
@@ -74,8 +75,8 @@ def check_shapes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
     if dims is None:
         return
     for layer, found in layers.items():
-        _check(found, _TABLE[family.name](dims, config), f"layer {layer}")
-    _check(outer, _outer(dims, config, family), "the model")
+        _check(config, found, _TABLE[family.name](dims, config), f"layer {layer}")
+    _check(config, outer, _outer(dims, config, family), "the model")
 
 
 def check_component(config: Mapping[str, Any], kind: str, found: Mapping[str, Shape], where: str) -> None:
@@ -89,10 +90,11 @@ def check_component(config: Mapping[str, Any], kind: str, found: Mapping[str, Sh
         roots = {"attention": family.attention, "ffn": family.ffn, "layer": family.whole}[kind]
         layer = {} if dims is None else _TABLE[family.name](dims, config)
         wanted = {name: shape for name, shape in layer.items() if name.split(".", 1)[0] in roots}
-    _check(found, wanted, where)
+    _check(config, found, wanted, where)
 
 
-def _check(found: Mapping[str, Shape], wanted: Mapping[str, Shape], where: str) -> None:
+def _check(config: Mapping[str, Any], found: Mapping[str, Shape], wanted: Mapping[str, Shape], where: str) -> None:
+    found = plain_shapes(config, found, wanted, where)
     for name, shape in wanted.items():
         if name not in found:
             raise MalformedCheckpoint(f"{where} has no {name!r}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from surgery.families.quantized import settings_of_kind
 from surgery.families.table import Family, rope_of
 
 #: Configuration values that never change what a component computes in inference, or that its tensors' shapes show. An
@@ -32,7 +33,7 @@ IRRELEVANT = frozenset(
     exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix pruned_heads
     remove_invalid_values repetition_penalty suppress_tokens temperature tf_legacy_loss tie_encoder_decoder top_k top_p
-    typical_p cross_attention_hidden_size add_cross_attention
+    typical_p cross_attention_hidden_size add_cross_attention quantization_config
     """.split()  # noqa: E501, SIM905
 )
 
@@ -66,6 +67,9 @@ def spec_of(config: Mapping[str, Any], family: Family, kind: str, layer: int | N
     heads = named.get("num_attention_heads") or named.get("n_head")
     shared_heads = named.get("num_key_value_heads", family.defaults.get("num_key_value_heads"))
     spec["num_key_value_heads"] = heads if shared_heads is None else shared_heads
+    quantization = settings_of_kind(config, kind)
+    if quantization is not None:
+        spec["quantization"] = quantization
     if kind not in ("attention", "layer") or layer is None:
         spec.pop("sliding_window", None)
         return spec

@@ -31,7 +31,7 @@ def adapter_base(reader: Reader, config: Mapping[str, Any], given: str | None) -
         NotFound, AmbiguousName: `given` is no model, or several.
     """
     base = reader.model(reader.resolve(given) if given is not None else _named_base(reader, config))
-    if base.kind not in _WHOLE:
+    if base.kind not in (*_WHOLE, "quantized"):
         raise WrongBase(f"{base.name} is itself of kind {base.kind}: an adapter needs a base with weights of its own")
     return base
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surgery.families.quantized import has_head
 from surgery.families.specs import spec_of
 from surgery.families.table import Family, family_of, is_tied, is_unread, layer_count
 from zoo.errors import MalformedCheckpoint
@@ -126,7 +127,7 @@ def _placed(
     found: Mapping[Any, Mapping[str, str]],
 ) -> Placed:
     tensors = found.get((kind, layer))
-    if not tensors or (kind == "lm_head" and "lm_head.weight" not in tensors):
+    if not tensors or (kind == "lm_head" and not has_head(tensors)):
         where = kind if layer is None else f"{kind} of layer {layer}"
         raise MalformedCheckpoint(f"config.json promises {layer_count(config)} layers, but the files hold no {where}")
     spec = canonical_json(spec_of(config, family, kind, layer))

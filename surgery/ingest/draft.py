@@ -14,6 +14,7 @@ from surgery.adapters.overlay import AdapterBase, OfferedTensor
 from surgery.adapters.placing import AdapterPlan, plan_adapter
 from surgery.chains.files import check_parts, place_parts
 from surgery.chains.plan import CHAIN, is_chain, parse_chain
+from surgery.families.quantized import quantization_of, why_not_computed
 from surgery.families.settings import config_of
 from surgery.families.shapes import check_shapes
 from surgery.families.specs import spec_of
@@ -89,6 +90,9 @@ def _chain(source: Source, config: Mapping[str, Any]) -> Draft:
     Its components are those that it was made of, so a zoo that has them stores no new bytes.
     """
     families = [_known_family(each) for each in parse_chain(config).sources]
+    for each in config["sources"]:
+        if reason := why_not_computed(each):
+            raise UnknownFamily(reason)
     check_parts(config, {tensor.key: tensor.shape for tensor in source.tensors()})
     notes = (note for each, family in zip(config["sources"], families, strict=True) for note in _notes(each, family))
     return Draft("composed", CHAIN, _Parts(config), None, (), (*source.notes, *dict.fromkeys(notes)))
@@ -118,12 +122,7 @@ def _known_family(config: Mapping[str, Any]) -> str:
             f"known families: {', '.join(sorted(FAMILIES))}"
         )
     family = family_of(config).name
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise UnknownFamily(
-            f"a quantized {family} model ({str(method)[:40]}) is not of a known family: ingest the unquantized "
-            "checkpoint"
-        )
+    quantization_of(config)  # raises for a method that cannot be stored
     return family
 
 
@@ -134,6 +133,8 @@ def _notes(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
             "config.json names code of its own (auto_map): it is kept, but never run; transformers' own classes are "
             "used"
         )
+    if reason := why_not_computed(config):
+        notes.append(reason)
     if FAMILIES[family].masked:
         notes.append(f"stored, exported and served, not compared or stitched: {DENSE_ONLY}")
     return tuple(notes)

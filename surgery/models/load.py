@@ -15,11 +15,13 @@ import torch
 
 from surgery.adapters.bottleneck_module import hook_bottlenecks
 from surgery.chains.plan import is_chain
+from surgery.families.quantized import why_not_computed
 from surgery.families.settings import config_of, side_json
 from surgery.families.table import FAMILIES, Family
 from surgery.ingest.cut import disk_key
+from surgery.quantize.decompress import decompressed
 from surgery.tensors.pool import dtype_of, stored_tensor, stored_tensors
-from zoo.errors import InputError, WrongBase
+from zoo.errors import InputError, NotServable, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed
 from zoo.store import Store
 
@@ -85,9 +87,13 @@ def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    settings = {key: value for key, value in config_of(store, manifest).items() if key != "auto_map"}
+    given = config_of(store, manifest)
+    if reason := why_not_computed(given):
+        raise NotServable(f"{manifest.name}: {reason}")
+    settings = {key: value for key, value in given.items() if key not in ("auto_map", "quantization_config")}
     config = CONFIG_MAPPING[manifest.family].from_dict(settings)
-    own = manifest.kind not in ADAPTERS and not any(file.is_encoded for file in manifest.weight_files)
+    encoded = "quantization_config" in given or any(file.is_encoded for file in manifest.weight_files)
+    own = manifest.kind not in ADAPTERS and not encoded
     state = (
         _files_state(store, manifest) if own else _chain_state(store, manifest.components, FAMILIES[manifest.family])
     )
@@ -107,9 +113,14 @@ def _files_state(store: Store, manifest: ModelManifest) -> dict[str, torch.Tenso
 
 
 def _chain_state(store: Store, components: Iterable[Placed], family: Family) -> dict[str, torch.Tensor]:
-    """Return the base weights of an adapter's chain, under the names of a checkpoint of the family."""
-    parts = [(placed.layer, *entry) for placed in components for entry in placed.component.tensors]
-    return _state(store, [(disk_key(family, layer, name), digest) for layer, name, digest in parts])
+    """Return the weights of a chain, decompressed, under the names of a checkpoint of the family."""
+    placed = list(components)
+    read = iter(stored_tensors(store, [digest for each in placed for _, digest in each.component.tensors]))
+    state: dict[str, torch.Tensor] = {}
+    for each in placed:
+        weights = decompressed(each.component, {name: next(read) for name, _ in each.component.tensors})
+        state.update((disk_key(family, each.layer, name), tensor) for name, tensor in weights.items())
+    return state
 
 
 def _state(store: Store, entries: Sequence[tuple[str, str]]) -> dict[str, torch.Tensor]:

@@ -43,6 +43,7 @@ class MadeModel:
         components: Layers are numbered along the chain.
         tensors: digest -> every tensor that the components reference.
         sides: A parent's files to include (tokenizer, generation config).
+        hidden: Files that are kept, but not exported.
         extra: Further files by path.
         extra_config: Settings for `config.json` beside the computed ones.
         pairs: Scored pairs to store with it.
@@ -56,6 +57,7 @@ class MadeModel:
     components: tuple[Placed, ...]
     tensors: Mapping[str, TensorMeta]
     sides: tuple[SideFile, ...] = ()
+    hidden: tuple[SideFile, ...] = ()
     extra: Mapping[str, bytes] = field(default_factory=dict)
     extra_config: Mapping[str, Any] = field(default_factory=dict)
     pairs: tuple[Equivalence, ...] = ()
@@ -105,7 +107,7 @@ def put_made(store: Store, made: MadeModel) -> MadeReport:
         source=made.source,
         components=made.components,
         weight_files=files,
-        side_files=(*sides, *carried),
+        side_files=(*sides, *carried, *made.hidden),
         tensors=tuple(made.tensors[digest] for digest in _named(made.components)),
     )
     with store.catalog.writing() as writer:

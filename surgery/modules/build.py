@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from surgery.chains.plan import stitch_spec
 from surgery.modules.components import Stitch
 from surgery.modules.skeleton import Skeleton
+from surgery.quantize.decompress import decompressed
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import Component
 
@@ -29,7 +30,7 @@ def build(skeleton: Skeleton, component: Component, layer: int | None, tensors: 
     """
     module = skeleton.part(component.kind, layer)
     owner = skeleton.owner(component.kind, layer)
-    for name, tensor in module_tensors(component.family, tensors).items():
+    for name, tensor in module_tensors(component.family, decompressed(component, tensors)).items():
         target = skeleton.model.lm_head if name.startswith("lm_head.") else owner
         _assign(target, name.removeprefix("lm_head."), tensor)
     left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from surgery.families.quantized import HEADS
 from zoo.errors import Incomparable, MalformedCheckpoint
 from zoo.manifest import ModelManifest, canonical_json, digest_of
 
@@ -76,7 +77,7 @@ def vocabulary_size(manifest: ModelManifest) -> int:
     for placed in reversed(manifest.components):
         if placed.component.kind == "lm_head":
             for name, digest in placed.component.tensors:
-                if name == "lm_head.weight":
+                if name in HEADS:
                     return shapes[digest][0]
     raise Incomparable(f"{manifest.name} has no head that gives tokens a probability")
 

@@ -21,7 +21,7 @@ from zoo.views.blocks import BlockView
 
 #: Kind of model -> a hub's name for its relation to the base.
 _RELATIONS: Mapping[ModelKind, str] = {
-    "full": "finetune", "bitfit": "finetune", "composed": "merge",
+    "full": "finetune", "bitfit": "finetune", "composed": "merge", "quantized": "quantized",
     "lora": "adapter", "prefix": "adapter", "prompt": "adapter", "ia3": "adapter", "adapter": "adapter",
 }  # fmt: skip
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -16,6 +16,7 @@ import torch
 from runtime.kv.pool import Geometry, Pages
 from surgery.chains.plan import STITCH, ChainLink, ChainPlan, plan_of, stitch_spec
 from surgery.families.plain import plain_settings
+from surgery.families.quantized import exact_digests, why_not_computed
 from surgery.families.settings import config_of
 from surgery.families.table import DENSE_ONLY, family_of
 from surgery.tensors.pool import TORCH_DTYPES
@@ -94,7 +95,7 @@ def stored_dtype(manifest: ModelManifest) -> torch.dtype:
     metas = {tensor.digest: tensor for tensor in manifest.tensors}
     found: dict[str, Placed] = {}
     for placed in manifest.components:
-        tensors = [metas[digest] for _, digest in placed.component.tensors]
+        tensors = [metas[digest] for digest in exact_digests(placed.component)]
         if tensors:
             found.setdefault(max(tensors, key=lambda meta: meta.elements).dtype, placed)
     for name in found:
@@ -123,8 +124,8 @@ def _check_source(config: Mapping[str, Any], manifest: ModelManifest, executor: 
         raise NotServable(
             f"{manifest.name}: prefix tuning is not served on {family.name}, whose layers attend by themselves"
         )
-    if config.get("quantization_config"):
-        raise NotServable(f"{manifest.name}: quantized weights are stored and exported, not served")
+    if reason := why_not_computed(config):
+        raise NotServable(f"{manifest.name}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Quantised tensors: schemes, decompression, models made of them."""
