@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surgery.adapters.fields import SavedModules
-from surgery.families.quantized import coded_shape
+from surgery.families.quantized import coded_shapes
 from surgery.families.table import FAMILIES, Family
 from surgery.ingest.cut import ComponentSpot, spot_of
 from zoo.errors import MalformedCheckpoint, WrongBase
@@ -87,7 +87,7 @@ class Overlay:
         """Return the shape of the base's tensor at a spot; `path` names it in the error."""
         component = self._components[spot.kind, spot.layer]
         digest = dict(component.tensors).get(spot.name)
-        shape = coded_shape(component, spot.name, self.base.shapes) if digest is None else self.base.shapes[digest]
+        shape = coded_shapes(component, self.base.shapes).get(spot.name) if digest is None else self.base.shapes[digest]
         if shape is None:
             raise WrongBase(f"the adapter changes {path}, which {self.base.name} ({self.family.name}) does not have")
         return shape

@@ -213,8 +213,8 @@ def exact_digests(component: Component) -> list[str]:
     return exact or [digest for name, digest in component.tensors if name.endswith(SCALE)]
 
 
-def coded_shape(component: Component, name: str, shapes: Mapping[str, Shape]) -> Shape | None:
-    """Return the shape of the weight `name` that packed codes stand for, None if there are none.
+def coded_shapes(component: Component, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the shapes of a component's quantised weights, by the names of the weights that codes stand for.
 
     Inputs that fill no whole int32 count as if they did.
 
@@ -223,12 +223,19 @@ def coded_shape(component: Component, name: str, shapes: Mapping[str, Shape]) ->
 
     Raises NotServable for a form that is not computed here.
     """
-    codes = dict(component.tensors).get(name.removesuffix(".weight") + CODES)
-    form = form_of(json.loads(component.spec))
-    if codes is None or form is None:
-        return None
-    outputs, words = shapes[codes]
-    return outputs, words * 32 // form.bits
+    tensors = dict(component.tensors)
+    modules = coded_modules(tensors)
+    form = form_of(json.loads(component.spec)) if modules else None
+    if form is None:
+        return {}
+    found: dict[str, Shape] = {}
+    for module in sorted(modules):
+        if form.layout == PACKED and module + CODES in tensors:
+            outputs, words = shapes[tensors[module + CODES]]
+            found[f"{module}.weight"] = outputs, words * 32 // form.bits
+        elif f"{module}.weight" in tensors:
+            found[f"{module}.weight"] = shapes[tensors[f"{module}.weight"]]
+    return found
 
 
 def has_head(names: Iterable[str]) -> bool:
@@ -237,6 +244,21 @@ def has_head(names: Iterable[str]) -> bool:
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+def check_quantized(config: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Check that a checkpoint has quantised weights, by its keys, exactly if its config says so.
+
+    Raises MalformedCheckpoint.
+    """
+    said = quantization_of(config) is not None
+    found = next((key for key in keys if key.endswith((SCALE, CODES, _WHOLE[0]))), None)
+    if said and found is None:
+        raise MalformedCheckpoint("config.json has a quantization_config, but the files hold no quantized weight")
+    if found is not None and not said:
+        raise MalformedCheckpoint(
+            f"{found!r} is part of a quantized weight, but config.json has no quantization_config"
+        )
 
 
 def plain_shapes(

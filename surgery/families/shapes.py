@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.families.quantized import plain_shapes
+from surgery.families.quantized import check_quantized, plain_shapes
 from surgery.families.table import Family, family_of, is_tied, is_unread
 from surgery.ingest.cut import spot_of
 from zoo.errors import MalformedCheckpoint
@@ -62,6 +62,7 @@ def check_shapes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
             give.
     """
     family = family_of(config)
+    check_quantized(config, shapes)
     layers: dict[int, Wanted] = defaultdict(dict)
     outer: Wanted = {}
     for key, shape in shapes.items():

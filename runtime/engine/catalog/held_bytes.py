@@ -26,6 +26,7 @@ from runtime.config import EngineConfig
 from runtime.engine.layers.fused import fuses, grouped_layers
 from runtime.engine.models.registry import dtype_named, kernels_for
 from runtime.engine.models.servable import Executor
+from surgery.families.quantized import coded_modules, coded_shapes, exact_digests, is_coded
 from surgery.tensors.pool import TORCH_DTYPES
 from zoo.manifest import Adapter, Component, ModelManifest, TensorMeta
 
@@ -82,7 +83,7 @@ class HeldBytes:
         for component in components:
             for digest, nbytes in self._shared(component):
                 shared[digest] = max(nbytes, shared.get(digest, 0))
-        return sum(shared.values()) + sum(map(self._widened, components))
+        return sum(shared.values()) + sum(self._widened(each) + self._decompressed(each) for each in components)
 
     def tables(self, components: Sequence[Component]) -> tuple[tuple[str, int], ...]:
         """Return the tensors of embeddings and heads, each with its bytes, by digest."""
@@ -97,7 +98,7 @@ class HeldBytes:
 
     def _shared(self, component: Component) -> Iterator[tuple[str, int]]:
         """Yield the tensors of a component that all components with them share, each with its bytes."""
-        for _, digest in component.tensors:
+        for digest in self._exact(component):
             meta = self._metas[digest]
             if not self._widens(component, meta):
                 packed = component.kind != "embedding" or digest in self._heads
@@ -106,8 +107,20 @@ class HeldBytes:
 
     def _widened(self, component: Component) -> int:
         """Return the bytes of the float32 copies that a component has for itself."""
-        metas = (self._metas[digest] for _, digest in component.tensors)
+        metas = (self._metas[digest] for digest in self._exact(component))
         return sum(_FLOAT * meta.elements for meta in metas if self._widens(component, meta))
+
+    def _decompressed(self, component: Component) -> int:
+        """Return the bytes of the weights that a component's quantised tensors stand for."""
+        coded = coded_shapes(component, {digest: self._metas[digest].shape for _, digest in component.tensors})
+        if not coded:
+            return 0
+        like = max((self._metas[digest] for digest in exact_digests(component)), key=lambda meta: meta.elements)
+        return self._width(like) * sum(outputs * inputs for outputs, inputs in coded.values())
+
+    def _exact(self, component: Component) -> list[str]:
+        modules = coded_modules(name for name, _ in component.tensors)
+        return [digest for name, digest in component.tensors if not is_coded(name, modules)]
 
     def _widens(self, component: Component, meta: TensorMeta) -> bool:
         narrow = self._form.narrow and self._dtype(meta) == torch.bfloat16

@@ -11,6 +11,7 @@ from runtime.config import EngineConfig
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
+from surgery.quantize.make import quantize
 from tests.adapters import KINDS
 from tests.bottlenecks import CONFIGS
 from tests.checkpoints import SERVED
@@ -72,6 +73,19 @@ def test_counted_is_held_where_weights_are_cast(family):
     for stored, dtype in (("float32", "bfloat16"), ("bfloat16", "float32")):
         counted, held = counted_and_held(family, f"lora {stored}", dtype=dtype)
         assert counted == held
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+@pytest.mark.parametrize("settings", [{}, {"layers": "stock"}, {"weights": "plain"}, {"kernels": "stock"}], ids=str)
+def test_counted_is_held_of_quantized_models(family, scheme, dtype, settings):
+    name = f"{dtype} True {scheme}"
+    with family.store.catalog.reading() as reader:
+        known = name in reader.names()
+    if not known:
+        quantize(family.store, f"{dtype} True", scheme, name)
+    counted, held = counted_and_held(family, name, **settings)
+    assert counted == held
 
 
 def test_pieces_count_what_the_whole_does(family):
