@@ -291,7 +291,7 @@ def plain_shapes(
 
 
 def _stood_for(found: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return the wanted weights that codes stand for whose layout is not looked into."""
+    """Return the wanted weights with codes of a layout that is not looked into."""
     ends = (CODES, *_WHOLE[:1])
     return {name: shape for name, shape in wanted.items() if any(name[:-7] + end in found for end in ends)}
 

@@ -2,7 +2,7 @@
 
     weight = (code - zero point) * scale, rounded to the dtype of the component's exact tensors
 
-Every shape is checked against the others before memory is allocated: a file's own statement of a shape
+Every shape is checked against each other one before memory is allocated: a file's own statement of a shape
 (`weight_shape`) is compared, never followed.
 """
 

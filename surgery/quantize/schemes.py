@@ -66,7 +66,7 @@ class QuantizationScheme:
         return self.code(codes), scale
 
     def config(self, exact: list[str]) -> dict[str, Any]:
-        """Return the `quantization_config` of a model whose linear layers are quantised, but for `exact` ones."""
+        """Return the `quantization_config` of a model with quantised linear layers, but for `exact` ones."""
         group = {"targets": ["Linear"], "weights": dict(self.weights), "input_activations": None}
         return {
             "quant_method": "compressed-tensors",
