@@ -21,12 +21,15 @@ from runtime.role_config import RoleName
 from runtime.server.answers.message_errors import has_message_errors
 from runtime.server.auth import OPEN_ROUTES
 from runtime.server.batches.batch_service import BatchOrder
+from runtime.server.openai.answer_schemas import answer_content, html_too
 from runtime.server.openai.body_words import ELSEWHERE, FIELDS
 from runtime.server.openai.responses import reply
 from runtime.server.openai.route_words import EXAMPLES, ROUTES
+from runtime.server.page.links import is_page
 
 #: Parameters in a path, with Starlette's converters.
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+_REDIRECT = "a redirect"
 #: Parameters of a query in the words of a route, and links to other pages.
 _QUERY = re.compile(r"`(\w+)[`=]")
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
@@ -147,12 +150,15 @@ def _operation(route: Route, method: str, body: Mapping[str, Any] | None) -> dic
     error = "MessageError" if has_message_errors(route.path) else "Error"
     name = f"{method} {route.path}"
     said = ROUTES[name]
+    fields = getattr(getattr(route.endpoint, "body", None), "model_fields", {})
     refusal = {"application/json": {"schema": {"$ref": _SCHEMAS.format(model=error)}}}
+    if is_page(route.path):
+        refusal = html_too(refusal)
     operation: dict[str, Any] = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", words)]),
         "summary": summary_of(route).replace("\n", " "),
         "responses": {
-            "303" if said.response.startswith("a redirect") else "200": {"description": _plain(said.response)},
+            **_answers(said.response, "stream" in fields),
             **{str(status): {"description": why, "content": refusal} for status, why in sorted(said.errors.items())},
             "default": {"description": "An error.", "content": refusal},
         },
@@ -174,6 +180,14 @@ def _operation(route: Route, method: str, body: Mapping[str, Any] | None) -> dic
         example = {"example": EXAMPLES[name]} if name in EXAMPLES else {}
         operation["requestBody"] = {"required": True, "content": {kind: {"schema": body, **example}}}
     return operation
+
+
+def _answers(words: str, streams: bool) -> dict[str, Any]:
+    """Return what a route answers if all is well, by status."""
+    if words.startswith(_REDIRECT):
+        return {"303": {"description": _plain(words)}}
+    made = {"200": {"description": _plain(words), "content": answer_content(words, streams)}}
+    return made | ({"303": {"description": "A redirect."}} if _REDIRECT in words else {})
 
 
 def _say_fields(name: str, schema: Mapping[str, Any]) -> None:

@@ -167,8 +167,8 @@ ROUTES: Mapping[str, Said] = {
         _BATCH, errors={404: "no such batch", 409: "it has ended, or its results are written", 501: _NO_QUEUE}
     ),
     "GET /health": Said(
-        """{"status": "ok" | "degraded" | "draining" | "dead", "agents": [{"device", "phase", "deaths", …}], """
-        """"unavailable": {model: reason}}; without the key of a server that has one, `status` alone""",
+        """{"status": "ok" | "degraded" | "draining" | "dead"}; with the key of a server that has one also """
+        """`"agents": [{"device", "phase", "deaths", …}]`, and `"unavailable": {model: reason}` where there are any""",
         errors={503: "the driver is dead, or the server drains"},
     ),
     "GET /openapi.json": Said("the document"),
@@ -196,7 +196,9 @@ ROUTES: Mapping[str, Said] = {
     "POST /ui/upkeep/gc": Said("""{"started": "gc" | "count"}""", "`dry_run=1`: only count", _UPKEEP),
     "GET /ui/patterns": Said(_HTML),
     "GET /ui/zoo.js": Said("JavaScript"),
-    "GET /ui/login": Said(_HTML, query="`next`: the view to go on to"),
+    "GET /ui/login": Said(
+        f"{_HTML}; without a key a redirect (303) to the models", query="`next`: the view to go on to"
+    ),
     "POST /ui/login": Said(
         "a redirect (303) with the session's cookie", errors={401: "not the key", 403: "sent from another site"}
     ),
@@ -214,7 +216,8 @@ ROUTES: Mapping[str, Said] = {
         """{"agents": [{"id", "pid", "device", "alive", "role": "both" | "prefill" | "decode", """
         """"instances": [{"block", "queue", "batch", "batch_limit"}], "pages"}], """
         """"models": [{"name", "running", "waiting", …}], "running", """
-        """"waiting", "draining", "counters", "memory", "cluster", "queue": {"waiting", "running", "dead"}}"""
+        """"waiting", "draining", "counters", "memory"}; `cluster` where a scheduler runs, """
+        """`"queue": {"waiting", "running", "dead"}` with `--queue`"""
     ),
     "GET /zoo/ledger": Said(
         """{"instances": [{"id", "capacity", "free", "lent": {debtor: pages}, "borrowed": {creditor: pages}}]}"""

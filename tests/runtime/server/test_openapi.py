@@ -10,6 +10,7 @@ import pytest
 from runtime.config import ServerConfig
 from runtime.frontend.schemas import ChatBody, CompletionBody
 from runtime.frontend.tokenizer import Tokenizer
+from runtime.server.openai.answer_schemas import keys_of_shape
 from tests.runtime.server.harness import Running, running
 
 
@@ -64,6 +65,18 @@ def test_the_document_is_whole(document: dict[str, Any]) -> None:
             part[1:-1] for part in path.split("/") if part.startswith("{")
         ]
         assert each["summary"]
+
+
+def test_what_an_answer_has_is_read_from_its_words(document: dict[str, Any]) -> None:
+    shape = '{"id", "object": "a, b" | "c", "data": [{"x": {"y"}}, "z"], …, "usage": {"n"}}; `more` is "never" there'
+    assert list(keys_of_shape(shape)) == ["id", "object", "data", "usage"]
+    answer = document["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+    assert answer["application/json"]["schema"]["required"] == ["id", "object", "created", "model", "choices", "usage"]
+    assert answer.keys() == {"application/json", "text/event-stream"}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            good = {status: each for status, each in operation["responses"].items() if status == "200"}
+            assert all(each["content"] for each in good.values()), (method, path)
 
 
 def test_routes_that_need_the_key_say_so(document: dict[str, Any], tokenizer: Tokenizer, credit: int) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -43,6 +44,11 @@ def events(http: httpx.Client) -> Generator[Element, None, None]:
 
 def figures(page: Element) -> dict[str, str]:
     return {each.one("dt").text: each.one("dd").text for each in page.all("div", class_="figure")}
+
+
+def test_a_server_with_durable_requests_is_shown(tokenizer: Tokenizer, stored: Store, tmp_path: Path) -> None:
+    with running(tokenizer, store=stored, queue=str(tmp_path / "queue")) as server, server.http() as http:
+        assert "0 waiting; durable: 0 running, 0 given up." in seen(http, "/ui/live").text
 
 
 def test_the_state_is_there_without_a_script(http: httpx.Client) -> None:

@@ -46,7 +46,7 @@ def test_every_operation_is_there_with_what_the_document_says(document: dict[str
         text = section(page, operation).text
         assert text.startswith(f"{method.upper()} {path}") and operation["summary"].split("\n")[0] in text
         for status, answer in operation["responses"].items():
-            if status != "default":
+            if status not in ("303", "default"):
                 assert answer["description"] in text and (status < "4" or status in text), (path, status)
         assert all(one["name"] in text for one in operation.get("parameters", ()))
 
