@@ -204,7 +204,7 @@ def _read_again(body: bytes) -> _Announced:
 
 
 def _arrays(kinds: Sequence[tuple[str, tuple[int, ...], int]], frames: Sequence[Frame]) -> tuple[Array, ...]:
-    total = sum(_counted(count) for _, _, count in kinds)
+    total = _total(kinds)
     if total > 1 and len(frames) == 1:
         return _cut(kinds, memoryview(frames[0]))
     if total != len(frames):
@@ -228,9 +228,9 @@ def _announced(
 
 def _require_announced(kinds: Sequence[tuple[str, tuple[int, ...], int]], ticket: int) -> None:
     """Raise WireError for arrays that cannot go over a direct link: none, or larger than a frame may be."""
-    total = sum(_counted(count) for _, _, count in kinds)
+    total = _total(kinds)
     nbytes = sum(_nbytes(dtype, shape) * count for dtype, shape, count in kinds)
-    if ticket < 0 or total > _MAX_ARRAYS or not 0 < nbytes <= MAX_FRAME_BYTES:
+    if ticket < 0 or not 0 < nbytes <= MAX_FRAME_BYTES:
         raise WireError(f"{total} arrays of {nbytes} bytes cannot come directly")
 
 
@@ -256,10 +256,14 @@ def _cut(kinds: Sequence[tuple[str, tuple[int, ...], int]], whole: memoryview) -
     return tuple(out)
 
 
-def _counted(count: int) -> int:
-    if not 0 < count <= _MAX_ARRAYS:
+def _total(kinds: Sequence[tuple[str, tuple[int, ...], int]]) -> int:
+    """Return the number of arrays. Raises WireError if it is too large: arrays without elements take no bytes."""
+    if any(count < 1 for _, _, count in kinds):
         raise WireError("a number of arrays that is none")
-    return count
+    total = sum(count for _, _, count in kinds)
+    if total > _MAX_ARRAYS:
+        raise WireError(f"{total} arrays are too many")
+    return total
 
 
 @lru_cache(maxsize=1024)

@@ -363,6 +363,11 @@ def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
         decode(frames)
 
 
+def test_arrays_without_elements_cannot_be_so_many_that_they_fill_the_memory() -> None:
+    with pytest.raises(WireError, match="too many"):
+        decode(lying(PAIR, [("float32", (1, 0))] * 64, b"", counts=(1 << 20,) * 64))
+
+
 @pytest.mark.parametrize(
     ("message", "arrays"),
     [
