@@ -23,7 +23,10 @@ from tests.runtime.virtual import request
 M = counting_model("m", "1* 2 3* 4* 5", max_model_len=4000)
 
 
-def cluster(devices: int = 3, pages: int = 60, mode: LendingMode = "planned", **changes: Any) -> VirtualCluster:
+def cluster(
+    devices: int = 3, pages: int = 60, mode: LendingMode = "planned", made: type[VirtualCluster] = VirtualCluster,
+    **changes: Any,
+) -> VirtualCluster:  # fmt: skip
     lending = LendingConfig(
         mode,
         **{
@@ -36,7 +39,7 @@ def cluster(devices: int = 3, pages: int = 60, mode: LendingMode = "planned", **
     config = ClusterConfig(
         devices=devices, placement=changes.pop("placement", "replicate"), prefill_chunk=8, lending=lending, **settings
     )
-    return VirtualCluster([M], [()], devices=devices, pages=pages, config=config, **changes)
+    return made([M], [()], devices=devices, pages=pages, config=config, **changes)
 
 
 def prompt(tokens: int, seed: int = 0) -> list[int]:

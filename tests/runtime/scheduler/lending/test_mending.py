@@ -6,11 +6,13 @@ Every token depends on every page, so a page that was computed from wrong ones c
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from runtime.config import ClusterConfig
+from runtime.control.scheduler_io import AgentDown
 from runtime.lending_config import LendingConfig
 from tests.runtime.scheduler.anything import Anything
 from tests.runtime.scheduler.lending.test_lending import M, cluster, prompt
@@ -85,6 +87,33 @@ def test_a_second_creditor_dies_while_it_is_mended() -> None:
         first, last = names.index("kv.mend.start"), len(names) - names[::-1].index("kv.mend")
         inside += "kv.lost" in names[first:last]
     assert inside > 4
+
+
+@dataclass
+class Unaware(VirtualCluster):
+    """A virtual cluster in which a death is known to the scheduler only after `unaware` ns."""
+
+    unaware: int = 30 * MS
+
+    def kill(self, name: str) -> None:
+        self.nodes[name].alive = False
+        self.at(self.now + self.unaware, lambda: self.tell(AgentDown(name, "killed")))
+
+
+def test_a_step_that_failed_before_the_death_is_known_goes_on_as_soon_as_it_is() -> None:
+    """Without news of a creditor it would wait for a second."""
+    mended = 0
+    for at in range(40, 160, 8):
+        one = long_one(4, made=Unaware)
+        one.at(at * MS, lambda one=one: one.kill("d1"))
+        one.run()
+        one.expect()
+        begun = [event.t for event in one.trace.named("kv.mend.start")]
+        known = [event.t for event in one.trace.named("kv.lost")]
+        if known:
+            assert begun and begun[0] - known[0] < 20 * MS, (at, known, begun)
+            mended += 1
+    assert mended > 2
 
 
 def test_without_the_switch_all_of_it_runs_again() -> None:
