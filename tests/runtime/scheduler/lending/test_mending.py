@@ -18,6 +18,7 @@ from tests.runtime.scheduler.anything import Anything
 from tests.runtime.scheduler.lending.test_lending import M, cluster, prompt
 from tests.runtime.scheduler.lending.test_recalls import two_that_share_a_device
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.scheduler.virtual_pool import Pooled
 from tests.runtime.virtual import request
 
 CHUNK = 8
@@ -50,6 +51,25 @@ def test_only_what_a_dead_creditor_held_is_computed_again(victim: str) -> None:
         assert counters.mends == (lost_tokens(one) > 0) == counters.recoveries
         mended += counters.mended_tokens
     assert mended > 0
+
+
+@pytest.mark.parametrize("victim", ["d1", "d2", "d3"])
+def test_negotiated_loans_are_mended_too(victim: str) -> None:
+    """The devices that take pages in place of the dead one are found by the managers of the pool."""
+    mended = 0
+    for at in range(20, 150, 9):
+        lending = LendingConfig("negotiated", recall=1.0, mend=True, beat_ms=20)
+        config = ClusterConfig(devices=4, placement="replicate", prefill_chunk=CHUNK, lending=lending)
+        one = Pooled([M], [()], devices=4, pages=60, config=config, beat=20 * MS)
+        one.ask(request("a", prompt(150), "m", max_tokens=120, ignore_eos=True))
+        one.at(at * MS, lambda one=one: one.kill(victim))
+        one.run()
+        one.expect()
+        counters = one.scheduler.state().counters
+        assert counters.mended_tokens <= lost_tokens(one) + CHUNK
+        assert counters.loss_restarts == 0 and counters.mends == (lost_tokens(one) > 0)
+        mended += counters.mends
+    assert mended > 1
 
 
 def test_two_creditors_die_one_after_the_other() -> None:
