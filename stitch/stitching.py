@@ -22,6 +22,7 @@ from stitch.settings import StitchSettings
 from stitch.storing import put_stitch, stored_document
 from surgery.families.settings import context_length
 from surgery.modules.stack import open_stack
+from surgery.tensors.half_products import fast_products
 from surgery.text.text import Probe, read_text
 from surgery.text.tokenizers import has_tokenizer, require_same, tokenizer_digest, vocabulary_size
 from zoo.api import ModelHandle, Zoo
@@ -49,6 +50,7 @@ class StitchReport:
     reused: bool
 
 
+@fast_products()
 def train_stitch(
     zoo: Zoo,
     a: str,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from surgery.families.settings import config_of
 from surgery.models.put import MadeModel, MadeReport, put_made
+from surgery.tensors.half_products import fast_products
 from surgery.tensors.pool import TORCH_DTYPES
 from surgery.tensors.store import keep_tensors
 from surgery.text.text import Probe
@@ -56,6 +57,7 @@ def plan_surrogate(zoo: Zoo, model: str, layers: tuple[int, int], options: Surro
     return make_plan(target, subject, material, options)
 
 
+@fast_products()
 def make_surrogate(
     zoo: Zoo,
     model: str,

@@ -85,12 +85,14 @@ def evaluate(
     Raises:
         InputError: lm-eval is not installed, a task's data is unavailable, or the tokenizer encodes no text.
     """
+    from surgery.tensors.half_products import fast_products
+
     check_installed()
     options = options or EvalOptions()
     check_tokenizer(tokenizer)
     started = time.monotonic()
     templates = sandboxed() if wanted.files and not wanted.code else contextlib.nullcontext()
-    with tempfile.TemporaryDirectory(prefix="zoo-eval-") as folder, _kept_apart(), templates:
+    with tempfile.TemporaryDirectory(prefix="zoo-eval-") as folder, _kept_apart(), templates, fast_products():
         tasks = load_tasks(wanted, Path(folder), texts)
         raw = _run(model, tokenizer, tasks, options, answers)
         asked = {name: _asked(samples) for name, samples in raw["samples"].items()}

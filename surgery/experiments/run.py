@@ -107,12 +107,14 @@ def measure(
     """Add the missing tallies to the ledger, batch by batch."""
     import torch
 
+    from surgery.tensors.half_products import fast_products
+
     done, total = 0, len(asked.batches) * len(mixtures)
     for batch in asked.batches:
         missing = [mixture for mixture in mixtures if not ledger.has(batch.key, mixture.code)]
         done += len(mixtures) - len(missing)
         found: dict[str, ScoreTally] = {}
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_products():
             for alike, hidden in bench.run(missing, batch.ids.to(device)):
                 counted = tally(batch, hidden, functools.partial(bench.head, alike[0]))
                 found |= {mixture.code: counted for mixture in alike}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,34 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.dtype != torch.bfloat16 or x.device.type != "cpu" or multiplies_half_fast():
         return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, weight, bias)):
+        return cast(Tensor, _WideLinear.apply(x, weight, bias))
+    return _wide(x, weight, bias)
+
+
+def _wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+
+
+class _WideLinear(torch.autograd.Function):
+    """The product, with gradients that are computed in float32, too. It keeps no float32 copy until then."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _wide(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        wide = grad.float()
+        rows = wide.flatten(0, -2)
+        return (
+            (wide @ weight.float()).to(x.dtype) if of_x else None,
+            (rows.T @ x.float().flatten(0, -2)).to(weight.dtype) if of_weight else None,
+            rows.sum(0).to(weight.dtype) if of_bias else None,
+        )
 
 
 @contextmanager

@@ -60,3 +60,39 @@ def test_layers_of_a_model_are_computed_so_meanwhile(monkeypatch: pytest.MonkeyP
     for _ in range(2):
         torch.testing.assert_close(run(), plain, rtol=2**-7, atol=2**-7)
     assert seen == ([] if fast else [2, 2])
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_gradients_are_those_of_float64_to_the_last_place(
+    monkeypatch: pytest.MonkeyPatch, biased: bool, frozen: bool
+) -> None:
+    """With frozen weights, as where a stitch is trained between two models, the input has a gradient alone."""
+    monkeypatch.setattr(half_products, "multiplies_half_fast", lambda: False)
+    torch.manual_seed(0)
+    given = [torch.randn(*shape).bfloat16() for shape in ((2, 5, 48), (30, 48), (30,))][: 2 + biased]
+    half = [each.clone().requires_grad_(at == 0 or not frozen) for at, each in enumerate(given)]
+    exact = [each.double().requires_grad_() for each in given]
+    wanted = torch.randn(2, 5, 30).bfloat16()
+    torch.autograd.backward(linear(*half), wanted)
+    torch.autograd.backward(torch.nn.functional.linear(*exact), wanted.double())
+    for one, other in zip(half, exact, strict=True):
+        if one.requires_grad:
+            assert one.grad is not None and other.grad is not None and one.grad.dtype == torch.bfloat16
+            torch.testing.assert_close(one.grad.double(), other.grad, rtol=2**-7, atol=2**-7)
+        else:
+            assert one.grad is None
+
+
+def test_no_copy_in_float32_is_kept_until_gradients_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half_products, "multiplies_half_fast", lambda: False)
+    kept: list[torch.dtype] = []
+
+    def keep(each: torch.Tensor) -> torch.Tensor:
+        kept.append(each.dtype)
+        return each
+
+    x, weight = torch.ones(3, 4, dtype=torch.bfloat16, requires_grad=True), torch.ones(5, 4, dtype=torch.bfloat16)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda each: each):
+        linear(x, weight)
+    assert kept and set(kept) == {torch.bfloat16}
