@@ -43,7 +43,7 @@ class LendingConfig:
     recall: float = 0.25
     reclaim: bool = True
     circle_pages: int = 8
-    mend: bool = False
+    mend: bool = True
     beat_ms: int = 100
     gone_ms: int = 1000
     managers: int = 1

@@ -29,7 +29,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dtype != torch.bfloat16 or x.device.type != "cpu" or multiplies_half_fast():
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, weight, bias)):
-        return cast(Tensor, _WideLinear.apply(x, weight, bias))
+        return cast(Tensor, _WideLinear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
     return _wide(x, weight, bias)
 
 
