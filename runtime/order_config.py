@@ -55,7 +55,7 @@ class OrderConfig:
             there is room for both. With a plan, where models are loaded on demand (`residency`).
         turn_ms: Where models do not fit together, one serves for so many ms, or its run floor, while another waits, and
             then gives way in the midst of its answers, whatever their deadlines, to the one with the oldest turn
-            (`scheduler.residency.turns`); 0: no turns. In place of a planned order.
+            (`scheduler.residency.turns`); 0: no turns. With a plan, in place of a planned order.
         overload: What becomes of requests where late ones remain in the best plan (QL-19): all wait in the planned
             order (`queue`) or by deadline (`edf`), or new ones that will most likely be late are refused (`reject`).
     """
@@ -89,8 +89,8 @@ class OrderConfig:
             raise ValueError("soft_deadline_ms and group_batches are at least 1")
         if min(self.short_first_ms, self.turn_ms) < 0:
             raise ValueError("short_first_ms and turn_ms are at least 0")
-        if self.turn_ms and (self.exclusive or not self.evicts):
-            raise ValueError("turn_ms needs plan qlm or paper, with evict, and without exclusive")
+        if self.turn_ms and (self.exclusive or not self.evict):
+            raise ValueError("turn_ms goes with evict, and without exclusive")
         if not 0.0 < self.plan_alpha < 1.0 or not 0.0 < self.plan_duty <= 1.0 or not 0 <= self.plan_rounds <= 10**7:
             raise ValueError("plan_alpha and plan_duty are shares, and plan_rounds is 0 to 10,000,000")
         if not 0.0 <= self.run_floor < float("inf") or self.overload not in get_args(Overload):
@@ -128,7 +128,7 @@ class OrderConfig:
     @property
     def takes_turns(self) -> bool:
         """Whether models that do not fit together take turns."""
-        return self.turn_ms > 0
+        return self.evicts and self.turn_ms > 0
 
     @property
     def excludes(self) -> bool:

@@ -9,7 +9,8 @@ models and an order of its own. `--each` requests for each of `--models` full fi
 B, C, …), `--rate` a second, which is faster than any side answers. Their SLOs, in seconds, alternate from round to
 round. `edf-strict` is the paper's EDF: what does not fit holds back all that follow, as with `fcfs`, while with `edf`
 later requests for loaded models run meanwhile. `models` is `qlm` with nothing shared between models. With `warm`
-host memory keeps what leaves and reads ahead what the queue needs next (QL-13); with `kept` it only keeps.
+host memory keeps what leaves and reads ahead what the queue needs next (QL-13); with `kept` it only keeps; with `turns`
+models serve for a second, or twice their load, at a time.
 
 Servers with plans get `--settle` seconds, in which they compile their search. Then each server answers a group alone,
 i.e. all requests for one model that is loaded, and loads some models for one request each: `load_over_group` is what a
@@ -66,9 +67,10 @@ SIDES: Mapping[str, Sequence[str]] = {
     "models": ("--plan", "qlm", "--weight-sharing", "models"),
     "warm": ("--plan", "qlm", "--host-memory", "600MiB"),
     "kept": ("--plan", "qlm", "--host-memory", "600MiB"),
+    "turns": ("--plan", "qlm", "--host-memory", "600MiB"),
 }
 #: Settings of a side's table `[order]`.
-_ORDERS: Mapping[str, str] = {"edf-strict": "strict = true", "warm": "read_ahead = true"}
+_ORDERS: Mapping[str, str] = {"edf-strict": "strict = true", "warm": "read_ahead = true", "turns": "turn_ms = 1000"}
 #: Models that are loaded for one request each, to time a load.
 _TIMED = 3
 #: A load takes at least so many times what a group takes, else models are not of the tail.

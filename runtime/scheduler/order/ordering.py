@@ -50,7 +50,7 @@ def deadline_order(config: ClusterConfig, times: MeasuredTimes) -> DeadlineOrder
 
 def waiting_queue(config: ClusterConfig, order: DeadlineOrder | None) -> WaitingQueue:
     """Return the queue of the sequences that wait."""
-    turns = ModelTurns(config.order.turn_ms if config.residency == "swap" else 0)
+    turns = ModelTurns(config.order.turn_ms if config.order.takes_turns and config.residency == "swap" else 0)
     return WaitingQueue(None if order is None else order.forecasts, turns)
 
 

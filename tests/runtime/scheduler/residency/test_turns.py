@@ -150,9 +150,12 @@ def test_no_order_of_arrivals_and_ends_stops_the_round(seed: int) -> None:
     assert made.scheduler.state().counters.evictions > 0
 
 
-@pytest.mark.parametrize(
-    "order", [{"plan": "edf"}, {"plan": "off"}, {"plan": "qlm", "evict": False}, {"plan": "qlm", "exclusive": True}]
-)
-def test_turns_need_an_order_in_which_sequences_give_way(order: dict[str, object]) -> None:
+@pytest.mark.parametrize("order", [{"evict": False}, {"exclusive": True}])
+def test_turns_need_sequences_that_give_way(order: dict[str, bool]) -> None:
     with pytest.raises(ValueError, match="turn_ms"):
-        OrderConfig(**order, turn_ms=100)  # type: ignore[arg-type]
+        OrderConfig("qlm", turn_ms=100, **order)  # type: ignore[arg-type]
+
+
+def test_without_a_plan_there_are_no_turns() -> None:
+    """As in a server that reads `turn_ms` from a file, and has no `--plan`."""
+    assert not OrderConfig("edf", turn_ms=100).takes_turns and OrderConfig("qlm", turn_ms=100).takes_turns
