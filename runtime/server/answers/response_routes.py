@@ -14,11 +14,15 @@ from runtime.frontend.errors import RequestError
 from runtime.queueing import requests
 from runtime.queueing.records import ENDED, DurableRequest
 from runtime.server.answers.kept import find_response
-from runtime.server.answers.responses import response_frame
+from runtime.server.answers.responses import input_item_document, response_frame
 from runtime.server.auth import principal
 from runtime.server.context import Service
 from runtime.server.durable.runs import DurableRuns
+from runtime.server.openai.paging import page_document, page_query
 from runtime.server.openai.responses import reply
+
+#: Items of a page.
+_USUAL_ITEMS, _MOST_ITEMS = 20, 100
 
 
 class ResponseRoutes:
@@ -32,6 +36,7 @@ class ResponseRoutes:
         return [
             Route("/v1/responses/{id}", self.show, methods=["GET"]),
             Route("/v1/responses/{id}", self.remove, methods=["DELETE"]),
+            Route("/v1/responses/{id}/input_items", self.show_input, methods=["GET"]),
         ]
 
     async def show(self, request: Request) -> Response:
@@ -56,6 +61,25 @@ class ResponseRoutes:
             await durable.cancel(found)
         await durable.store.journal.write(partial(requests.remove, request=found.id))
         return reply({"id": found.id, "object": "response", "deleted": True})
+
+    async def show_input(self, request: Request) -> Response:
+        """List what a kept response answers, with the conversation that it continues: the latest items first, or
+        `?order=asc`.
+        """
+        _, found, body = await self._find(request)
+        limit, after = page_query(request, _USUAL_ITEMS, _MOST_ITEMS)
+        order = request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise RequestError("order is asc or desc", param="order")
+        items = [input_item_document(found.id, at, item) for at, item in enumerate(body.items)]
+        if order == "desc":
+            items.reverse()
+        if after is not None:
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise RequestError("There is no item of that id.", param="after")
+            items = items[ids.index(after) + 1 :]
+        return reply(page_document(items[:limit], len(items) > limit))
 
     async def _find(self, request: Request) -> tuple[DurableRuns, DurableRequest, ResponseBody]:
         durable = self._service.durable

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from runtime.frontend.apis.responses import ResponseBody
+from runtime.frontend.apis.responses import InputItem, ResponseBody
 from runtime.frontend.assemble import Generation
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError
@@ -116,6 +116,23 @@ def response_frame(body: ResponseBody, id: str, created: int, model: str, status
         "truncation": "disabled",
         "usage": None,
     }
+
+
+def input_item_document(response: str, at: int, item: InputItem) -> Document:
+    """Return an item of a kept response's input, with an id of its own; `at`: its place in the input."""
+    name = f"{response.removeprefix(PREFIX)}_{at}"
+    given: Document = item.model_dump(exclude_none=True)
+    if item.kind != "message":
+        prefix = "fc" if item.kind == "function_call" else "fco"
+        return {**given, "id": f"{prefix}_in_{name}", "status": "completed"}
+    texts = [item.content] if isinstance(item.content, str) else [part.text for part in item.content or ()]
+    kind = "output_text" if item.role == "assistant" else "input_text"
+    content: list[Document] = [
+        {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {}) for text in texts
+    ]
+    return {
+        "type": "message", "id": f"msg_in_{name}", "role": item.role, "status": "completed", "content": content
+    }  # fmt: skip
 
 
 class ResponseWriter(BlockWriter):

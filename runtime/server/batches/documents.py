@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -64,12 +63,6 @@ def batch_document(batch: StoredBatch) -> Document:
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
         "metadata": batch.metadata,
     }
-
-
-def page_document(items: Sequence[Document], more: bool) -> Document:
-    """Return a page of a list. `more`: whether further items follow."""
-    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": list(items), **ends, "has_more": more}
 
 
 def answered_line(batch: str, line: int, custom_id: str, request: str, status: int, body: bytes) -> bytes:

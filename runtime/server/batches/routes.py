@@ -15,16 +15,18 @@ from starlette.responses import Response, StreamingResponse
 from runtime.frontend.errors import RequestError
 from runtime.server.auth import principal
 from runtime.server.batches.batch_service import BatchService, read_order
-from runtime.server.batches.documents import batch_document, file_document, page_document
+from runtime.server.batches.documents import batch_document, file_document
 from runtime.server.batches.uploads import receive_file
 from runtime.server.context import Service
+from runtime.server.openai.paging import page_document, page_query
 from runtime.server.openai.responses import reply
 from runtime.server.request_body import read_body
 
 _MOST_ORDER = 64 << 10
 _MOST_KEY = 255
 _READ_SECONDS = 60.0
-_MOST_PAGE = {"files": 10_000, "batches": 100}
+#: Items of a page.
+_MOST_FILES, _USUAL_BATCHES, _MOST_BATCHES = 10_000, 20, 100
 
 
 class BatchRoutes:
@@ -56,7 +58,7 @@ class BatchRoutes:
 
     async def list_files(self, request: Request) -> Response:
         """List files, the latest first; `?purpose=`, `?limit=` and `?after=` an id."""
-        limit, after = _page(request, "files")
+        limit, after = page_query(request, _MOST_FILES, _MOST_FILES)
         found, more = await self._batches.files.page(
             principal(request), limit, after, request.query_params.get("purpose")
         )
@@ -105,7 +107,7 @@ class BatchRoutes:
 
     async def list_batches(self, request: Request) -> Response:
         """List batches, the latest first; `?limit=`, and `?after=` an id."""
-        limit, after = _page(request, "batches")
+        limit, after = page_query(request, _USUAL_BATCHES, _MOST_BATCHES)
         found, more = await self._batches.page(principal(request), limit, after)
         return reply(page_document([batch_document(batch) for batch in found], more))
 
@@ -116,12 +118,3 @@ class BatchRoutes:
     async def cancel_batch(self, request: Request) -> Response:
         """Stop a batch; what is answered is in its output file."""
         return reply(batch_document(await self._batches.cancel(principal(request), request.path_params["id"])))
-
-
-def _page(request: Request, kind: str) -> tuple[int, str | None]:
-    given, most = request.query_params.get("limit"), _MOST_PAGE[kind]
-    if given is None:
-        return min(20 if kind == "batches" else most, most), request.query_params.get("after")
-    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= most):
-        raise RequestError(f"limit is a number from 1 to {most}", param="limit")
-    return int(given), request.query_params.get("after")

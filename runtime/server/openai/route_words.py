@@ -114,6 +114,11 @@ ROUTES: Mapping[str, Said] = {
     ),
     "GET /v1/responses/{id}": Said(_RESPONSE, errors=_NO_RESPONSE),
     "DELETE /v1/responses/{id}": Said("""{"id", "object": "response", "deleted": true}""", errors=_NO_RESPONSE),
+    "GET /v1/responses/{id}/input_items": Said(
+        _LIST.format("""{"id", "type", "role", "content"}"""),
+        "`limit`, `after`; `order`: desc or asc",
+        _NO_RESPONSE | {400: "a wrong query"},
+    ),
     "POST /v1/embeddings": Said(
         """{"object": "list", "data": [{"object": "embedding", "index", "embedding": [number] | base64}], "model", """
         """"usage": {"prompt_tokens", "total_tokens"}}""",

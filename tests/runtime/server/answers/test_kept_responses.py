@@ -56,6 +56,30 @@ def test_a_response_is_shown_until_it_is_removed(client: openai.OpenAI, http: ht
     assert http.get(f"/zoo/requests/{made['id']}").status_code == 404
 
 
+def test_what_a_response_answers_is_listed_with_what_it_continues(client: openai.OpenAI, http: httpx.Client) -> None:
+    first = ask(http)
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "4"}
+    second = ask(http, input=[{"role": "user", "content": [{"type": "input_text", "text": "on"}]}, call, result],
+                 previous_response_id=first["id"])  # fmt: skip
+    path = f"/v1/responses/{second['id']}/input_items"
+    items = list(client.responses.input_items.list(second["id"], order="asc", limit=2))  # three pages
+    assert [item.type for item in items] == ["message"] * 3 + ["function_call", "function_call_output"]
+    said = [(item.role, item.content[0].text) for item in items[:3] if item.type == "message"]
+    assert said == [("user", "say hé"), ("assistant", first["output"][0]["content"][0]["text"]), ("user", "on")]
+    assert items[3].model_dump(include=set(call)) == call and items[4].model_dump(include=set(result)) == result
+    assert len({item.id for item in items}) == 5
+    newest = http.get(path, params={"limit": 3}).json()
+    assert [each["id"] for each in newest["data"]] == [item.id for item in items[:1:-1]] and newest["has_more"] is True
+    assert (newest["first_id"], newest["last_id"]) == (items[4].id, items[2].id)
+    rest = http.get(path, params={"after": newest["last_id"]}).json()
+    assert [each["id"] for each in rest["data"]] == [items[1].id, items[0].id] and rest["has_more"] is False
+    for wrong in ({"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"order": "up"}, {"after": "msg_none"}):
+        refused = http.get(path, params=wrong)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(wrong)))
+    assert http.get("/v1/responses/resp_none/input_items").status_code == 404
+
+
 def test_one_that_is_not_to_be_stored_is_not(kept: Running, http: httpx.Client) -> None:
     made = ask(http, store=False)
     keyed = http.post("/v1/responses", json={**ASKED, "store": False}, headers={"Idempotency-Key": "unstored"}).json()
