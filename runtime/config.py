@@ -423,6 +423,9 @@ class DenseConfig:
 #: (`packed`), or the one measured to be faster on this machine (`auto`). There is always one copy of each weight.
 Weights = Literal["auto", "plain", "packed"]
 
+#: How int8 weights are computed with on a CPU with native kernels: as they are, or decompressed when they are loaded.
+QuantizedWeights = Literal["native", "decompress"]
+
 
 #: Kernels used on a CPU: torch's operations (`stock`), this project's kernels, compiled on first use (`native`), or
 #: `native` if a compiler is available (`auto`).
@@ -460,7 +463,7 @@ class EngineConfig:
         dtype: Dtype of the weights; None keeps each model's own.
         max_model_len: Cap on every model's context, in tokens.
         layers: `stock`: transformers' layers; `fused`: fewer and larger operations, for families that have them.
-        weights, kernels, bf16_products, graphs, async_scheduling, weight_sharing: See the types above.
+        weights, quantized, kernels, bf16_products, graphs, async_scheduling, weight_sharing: See the types above.
         host_memory_bytes: Host memory for weights of unloaded stages, ready to be loaded again.
         length_probes: Forecast lengths of answers with the models' stored probes (TI-10).
         trace_segments: Report each segment run to the trace; steps are then not recorded for replay.
@@ -477,6 +480,7 @@ class EngineConfig:
     max_model_len: int | None = None
     layers: Literal["fused", "stock"] = "fused"
     weights: Weights = "auto"
+    quantized: QuantizedWeights = "native"
     kernels: KernelChoice = "auto"
     bf16_products: Bf16Products = "auto"
     graphs: GraphChoice = "auto"
@@ -500,6 +504,8 @@ class EngineConfig:
             raise ValueError(f"weight_sharing must be one of {', '.join(get_args(WeightSharing))}")
         if self.weights not in get_args(Weights):
             raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}")
+        if self.quantized not in get_args(QuantizedWeights):
+            raise ValueError(f"quantized must be one of {', '.join(get_args(QuantizedWeights))}")
         if self.kernels not in get_args(KernelChoice):
             raise ValueError(f"kernels must be one of {', '.join(get_args(KernelChoice))}")
         if self.bf16_products not in get_args(Bf16Products):

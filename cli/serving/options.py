@@ -40,6 +40,7 @@ from runtime.config import (
     PreemptionMode,
     PrefillOrder,
     PrefixCaching,
+    QuantizedWeights,
     Rebalancing,
     ResidencyMode,
     Routing,
@@ -90,6 +91,8 @@ class ServeOptions:
     kernels: str = option("auto", group="Model", choices=get_args(KernelChoice),
         help="Kernels on a CPU: compiled on first use (native), or torch's (stock); auto: native where there is a C "
              "compiler. With stock the bits of a row may depend on the rows beside it.")
+    quantized: str = option("native", group="Model", choices=get_args(QuantizedWeights),
+        help="How int8 weights are multiplied by on a CPU: as they are (native), or decompressed on loading.")
     bf16_products: str = option("auto", group="Model", choices=get_args(Bf16Products), needs=["native kernels"],
         help="How native kernels multiply by bfloat16 weights: tiles (amx), AVX512-BF16 (avx512), or as float32 "
              "(widen); auto: the first of these that the processor has.")
@@ -343,6 +346,7 @@ class ServeOptions:
             weights=self.weights,
             kernels=self.kernels,
             bf16_products=self.bf16_products,
+            quantized=self.quantized,
             graphs=self.graphs,
             async_scheduling=self.async_scheduling,
             kv_cache_memory_bytes=pool_bytes(self),

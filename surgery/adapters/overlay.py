@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surgery.adapters.fields import SavedModules
-from surgery.families.quantized import coded_shapes
+from surgery.families.quantized import coded_modules, coded_shapes, is_coded
 from surgery.families.table import FAMILIES, Family
 from surgery.ingest.cut import ComponentSpot, spot_of
 from zoo.errors import MalformedCheckpoint, WrongBase
@@ -111,6 +111,10 @@ class Overlay:
         """Replace a whole tensor of the base. `in_place`: every module that shares the parameter changes with it."""
         spot = self.spot(module, leaf)
         expected = self.shape(spot, f"{module}.{leaf}")
+        if is_coded(spot.name, coded_modules(name for name, _ in self._components[spot.kind, spot.layer].tensors)):
+            raise WrongBase(
+                f"{key!r} replaces a weight that is quantized in {self.base.name}: only added parts lie there"
+            )
         if tensor.shape != expected:
             raise WrongBase(f"{key!r} has shape {list(tensor.shape)}, but {self.base.name} has {list(expected)} there")
         for each in (spot, *self._partners(spot, in_place)):

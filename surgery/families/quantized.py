@@ -58,6 +58,11 @@ class CodedWeights:
     group: int
     symmetric: bool
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether codes are integers."""
+        return self.layout != FLOATS
+
     def scale_shapes(self, outputs: int, inputs: int) -> tuple[Shape, ...]:
         """Return the shapes that the scale of a weight [outputs, inputs] may have."""
         if self.group < 0:
@@ -206,11 +211,23 @@ def is_coded(name: str, modules: frozenset[str]) -> bool:
     return (leaf.startswith("weight") and module in modules) or name.endswith(_UNUSED)
 
 
+def coded_parts(component: Component) -> list[str]:
+    """Return the digests of a component's tensors that belong to quantised weights."""
+    modules = coded_modules(name for name, _ in component.tensors)
+    return [digest for name, digest in component.tensors if is_coded(name, modules)]
+
+
 def exact_digests(component: Component) -> list[str]:
     """Return the digests of a component's tensors that are not quantised; of all, if all are."""
     modules = coded_modules(name for name, _ in component.tensors)
     exact = [digest for name, digest in component.tensors if not is_coded(name, modules)]
     return exact or [digest for name, digest in component.tensors if name.endswith(SCALE)]
+
+
+def coded_digests(component: Component, name: str) -> tuple[str, str]:
+    """Return the digests of the codes and of the scale of the quantised weight `name`."""
+    tensors, module = dict(component.tensors), name.removesuffix(".weight")
+    return tensors.get(module + CODES) or tensors[name], tensors[module + SCALE]
 
 
 def coded_shapes(component: Component, shapes: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -5,7 +5,7 @@ Uses names and shapes; it does not depend on the store or on how components run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,26 @@ from zoo.errors import MalformedCheckpoint
 from zoo.manifest import Component
 
 
-def build(skeleton: Skeleton, component: Component, layer: int | None, tensors: Mapping[str, Tensor]) -> nn.Module:
+def build(
+    skeleton: Skeleton,
+    component: Component,
+    layer: int | None,
+    tensors: Mapping[str, Tensor],
+    left: Collection[str] = (),
+) -> nn.Module:
     """Return one component as a runnable module.
 
     Args:
         skeleton: Of a model with this component at `layer`; the modules are taken out of it permanently.
         tensors: name within the component -> tensor, all that the component lists.
+        left: Names of quantised weights that the caller will replace; see `surgery.quantize.decompress`.
 
     Raises:
         MalformedCheckpoint: A tensor without a parameter or of another shape, or a parameter without a tensor.
     """
     module = skeleton.part(component.kind, layer)
     owner = skeleton.owner(component.kind, layer)
-    for name, tensor in module_tensors(component.family, decompressed(component, tensors)).items():
+    for name, tensor in module_tensors(component.family, decompressed(component, tensors, left)).items():
         target = skeleton.model.lm_head if name.startswith("lm_head.") else owner
         _assign(target, name.removeprefix("lm_head."), tensor)
     left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]

@@ -9,7 +9,7 @@ Every shape is checked against each other one before memory is allocated: a file
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,19 +39,8 @@ class CodedWeight:
     scale: Tensor
     zero: Tensor | None
 
-    @property
-    def has_row_scales(self) -> bool:
-        """Whether it is int8 with one scale for each row, or one for all, and no zero points."""
-        return self.zero is None and self.form.bits == 8 and self.form.group <= 0 and not self.codes.is_floating_point()
-
-    def integers(self) -> Tensor:
-        """Return the codes as signed integers [outputs, inputs], int8."""
-        if self.form.layout != PACKED:
-            return self.codes
-        return _unpacked(self.codes, self.form.bits, self.inputs)
-
     def row_scales(self) -> Tensor:
-        """Return the scale of each row [outputs], float32; only with `has_row_scales`."""
+        """Return the scale of each row [outputs], float32; only without groups."""
         return self.scale.float().reshape(-1).expand(self.outputs).contiguous()
 
     def values(self, dtype: torch.dtype) -> Tensor:
@@ -113,14 +102,22 @@ def coded_weights_of(component: Component, tensors: Mapping[str, Tensor]) -> dic
     return {f"{module}.weight": _coded(form, module, tensors) for module in sorted(modules)}
 
 
-def decompressed(component: Component, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decompressed(component: Component, tensors: Mapping[str, Tensor], left: Collection[str] = ()) -> dict[str, Tensor]:
     """Return a component's tensors by the names of its modules' parameters, quantised ones as the weights themselves.
+
+    Args:
+        left: Names of weights that are computed with as they are: only their shapes are right, in no memory.
 
     Raises as `coded_weights_of`.
     """
     coded = coded_weights_of(component, tensors)
-    plain = exact_tensors(tensors)
-    return {**plain, **{name: weight.values(exact_dtype(tensors)) for name, weight in coded.items()}}
+    if not coded:
+        return dict(tensors)
+    dtype, made = exact_dtype(tensors), exact_tensors(tensors)
+    for name, weight in coded.items():
+        shape = weight.outputs, weight.inputs
+        made[name] = torch.zeros(1, dtype=dtype).expand(shape) if name in left else weight.values(dtype)
+    return made
 
 
 def exact_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

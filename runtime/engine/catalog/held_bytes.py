@@ -23,10 +23,13 @@ from typing import Any
 import torch
 
 from runtime.config import EngineConfig
+from runtime.engine.kernels.operands import SCALE_ROWS
 from runtime.engine.layers.fused import fuses, grouped_layers
+from runtime.engine.models.coded_layers import key_of, takes_form
 from runtime.engine.models.registry import dtype_named, kernels_for
 from runtime.engine.models.servable import Executor
 from surgery.families.quantized import coded_modules, coded_shapes, exact_digests, is_coded
+from surgery.families.quantized import form_of as form_of_spec
 from surgery.tensors.pool import TORCH_DTYPES
 from zoo.manifest import Adapter, Component, ModelManifest, TensorMeta
 
@@ -49,6 +52,7 @@ class WeightForm:
         packs: Whether linear layers' weights are packed for the kernels.
         narrow: Whether those of bfloat16 models are too, beside float32 norms and biases.
         fused: Whether layers are fused, with their adapters in groups.
+        coded_panel: Outputs in a panel of int8 weights; 0 where these are decompressed.
     """
 
     dtype: torch.dtype | None = None
@@ -56,6 +60,7 @@ class WeightForm:
     packs: bool = False
     narrow: bool = False
     fused: bool = True
+    coded_panel: int = 0
 
 
 def form_of(config: EngineConfig, executor: Executor = "paged") -> WeightForm:
@@ -64,7 +69,8 @@ def form_of(config: EngineConfig, executor: Executor = "paged") -> WeightForm:
     packs, fused = kernels is not None and config.weights != "plain", config.layers == "fused"
     dtype = None if config.dtype is None else dtype_named(config.dtype)
     panel = 1 if kernels is None else kernels.panel
-    return WeightForm(dtype, panel, packs, packs and fused and executor == "paged", fused)
+    coded = kernels.coded_panel if kernels is not None and packs and config.quantized == "native" else 0
+    return WeightForm(dtype, panel, packs, packs and fused and executor == "paged", fused, coded)
 
 
 class HeldBytes:
@@ -104,6 +110,10 @@ class HeldBytes:
                 packed = component.kind != "embedding" or digest in self._heads
                 turned = component.family in _TURNED
                 yield digest, self._packed(meta, turned) if packed else meta.elements * self._width(meta)
+        for name, (outputs, inputs) in self._coded(component).items():
+            if self._stays_coded(component, name):
+                panels = -(-outputs // self._form.coded_panel)
+                yield key_of(component, name), panels * self._form.coded_panel * (inputs + SCALE_ROWS)
 
     def _widened(self, component: Component) -> int:
         """Return the bytes of the float32 copies that a component has for itself."""
@@ -111,12 +121,26 @@ class HeldBytes:
         return sum(_FLOAT * meta.elements for meta in metas if self._widens(component, meta))
 
     def _decompressed(self, component: Component) -> int:
-        """Return the bytes of the weights that a component's quantised tensors stand for."""
-        coded = coded_shapes(component, {digest: self._metas[digest].shape for _, digest in component.tensors})
-        if not coded:
-            return 0
-        like = max((self._metas[digest] for digest in exact_digests(component)), key=lambda meta: meta.elements)
-        return self._width(like) * sum(outputs * inputs for outputs, inputs in coded.values())
+        """Return the bytes of the weights that quantised tensors stand for and that are computed on loading."""
+        coded = self._coded(component)
+        made = (shape for name, shape in coded.items() if not self._stays_coded(component, name))
+        return sum(self._dtype_of(component).itemsize * outputs * inputs for outputs, inputs in made)
+
+    def _coded(self, component: Component) -> dict[str, tuple[int, ...]]:
+        return coded_shapes(component, {digest: self._metas[digest].shape for _, digest in component.tensors})
+
+    def _stays_coded(self, component: Component, name: str) -> bool:
+        """Return whether the kernels multiply by a quantised weight as it is."""
+        form = form_of_spec(json.loads(component.spec))
+        wide = self._dtype_of(component) == torch.float32 or (
+            self._form.narrow and self._dtype_of(component) == torch.bfloat16
+        )
+        return bool(self._form.coded_panel) and wide and form is not None and takes_form(form, name)
+
+    def _dtype_of(self, component: Component) -> torch.dtype:
+        """Return the dtype that a component computes in."""
+        exact = (self._metas[digest] for digest in exact_digests(component))
+        return self._dtype(max(exact, key=lambda meta: meta.elements))
 
     def _exact(self, component: Component) -> list[str]:
         modules = coded_modules(name for name, _ in component.tensors)

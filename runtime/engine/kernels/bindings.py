@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.kernels.build import PATHS, Build, NoKernels, library
-from runtime.engine.kernels.operands import Lows, OnwardRows, Parts, Pool, PromptChunks, Widths
+from runtime.engine.kernels.operands import SCALE_ROWS, Lows, OnwardRows, Parts, Pool, PromptChunks, Widths
 from runtime.engine.kernels.signatures import RETURNS, SIGNATURES, Half, PagesData, StepData
 
 _PLAIN, _GATED_SILU = 0, 1
@@ -53,7 +53,7 @@ class Kernels:
             found.zoo_argmax,
         )
         self._layers, self._onward = found.zoo_layers, found.zoo_onward
-        self.panel = int(found.zoo_panel())
+        self.panel, self.coded_panel = int(found.zoo_panel()), int(found.zoo_coded_panel())
         number = int(found.zoo_products())
         if number <= 0:
             raise NoKernels(_MISSING[build.path] if number == 0 else _WRONG)
@@ -99,8 +99,30 @@ class Kernels:
         )
         return packed
 
+    def pack_coded(self, codes: Tensor, inputs: int, scale: Tensor) -> Tensor:
+        """Pack an int8 weight with the scale of each output into [panels, in + 4, panel], the scales behind the codes.
+
+        Args:
+            codes: [out, in] int8, or int32 of four codes each, offset by 128.
+            scale: [out] float32.
+        """
+        out, packed = codes.shape[0], codes.dtype == torch.int32
+        width = codes.shape[1] * codes.element_size()
+        if codes.dtype not in (torch.int8, torch.int32) or width < inputs or scale.shape != (out,):
+            raise ValueError(f"{codes.dtype} {list(codes.shape)} are no codes of {inputs} inputs")
+        codes, scale = codes.contiguous(), scale.float().contiguous()
+        made = torch.empty(-(-out // self.coded_panel), inputs + SCALE_ROWS, self.coded_panel, dtype=torch.int8)
+        self._lib.zoo_pack_coded(
+            codes.data_ptr(), out, inputs, width, 128 if packed else 0, scale.data_ptr(), made.data_ptr(), self.threads
+        )
+        return made
+
     def unpack(self, packed: Tensor, out: int) -> Tensor:
-        """Return the weight [out, in] of its packed form."""
+        """Return the weight [out, in] of its packed form; that of an int8 one in float32."""
+        if packed.dtype == torch.int8:
+            values = torch.empty(out, packed.shape[1] - SCALE_ROWS)
+            self._lib.zoo_unpack_coded(packed.data_ptr(), out, values.shape[1], values.data_ptr(), self.threads)
+            return values
         if packed.dtype == torch.bfloat16:
             narrow = torch.empty(out, 2 * packed.shape[1], dtype=torch.bfloat16)
             self._lib.zoo_unpack_narrow(packed.data_ptr(), out, narrow.shape[1], narrow.data_ptr(), self.threads)

@@ -1,4 +1,4 @@
-/* CPU kernels: products with packed weights (float32 and bfloat16), norms, rotary positions, KV pages in float32 or
+/* CPU kernels: products with packed weights (float32, bfloat16, int8), norms, rotary positions, KV pages in float32 or
  * bfloat16, paged attention. Activations are float32. One file of csrc/ per subject.
  *
  * Plain C with vector extensions and OpenMP, compiled once on the machine that runs it (build.py) and called through
@@ -35,7 +35,7 @@ struct part {
     const void *weight; /* packed */
     const float *bias;  /* [n] or NULL */
     int64_t n;
-    int64_t narrow; /* bfloat16; the same for all parts of a call */
+    int64_t narrow; /* 1: bfloat16, 2: int8 with scales; the same for all parts of a call */
 };
 
 int64_t zoo_panel(void) { return NR; }
@@ -46,6 +46,7 @@ enum { PLAIN = 0, GATED_SILU = 1, ROUNDED = 2 };
 #include "csrc/amx.c"
 #include "csrc/bfloat16_product.c"
 #include "csrc/float32_product.c"
+#include "csrc/coded_product.c"
 #include "csrc/stored_product.c"
 #include "csrc/adapters.c"
 #include "csrc/norms.c"

@@ -203,10 +203,10 @@ class NativeOnto(Grouped):
 
 
 def parts_of(layers: Sequence[SharedLinear]) -> Parts | None:
-    """Return the layers' packed weights for one call; None if one of them is not packed for the kernels."""
+    """Return the layers' packed weights for one call; None if one is not packed for the kernels, or two differently."""
     products = [layer.product for layer in layers]
     packed = [product for product in products if isinstance(product, NativeProduct)]
-    if len(packed) < len(products):
+    if len(packed) < len(products) or len({one.packed.dtype for one in packed}) > 1:
         return None
     return Parts([one.packed for one in packed], [one.outputs for one in packed], [one.bias for one in packed])
 

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from runtime.engine.kernels.bindings import Kernels
 
 
+#: `narrow` of `struct part`.
+_FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+#: Rows of an int8 panel that hold its scales, behind those of its codes.
+SCALE_ROWS = 4
+
+
 class OnwardRows:
     """Rows of one token each that advance by one token per step.
 
@@ -116,7 +122,8 @@ class Parts(Widths):
     """Packed weights that one call multiplies side by side. Keeps them alive.
 
     Args:
-        packed: the weights, all float32 [panels, in, panel] or all bfloat16 [panels, in / 2, panel, 2].
+        packed: the weights, all float32 [panels, in, panel], all bfloat16 [panels, in / 2, panel, 2] or all int8
+            [panels, in + 4, panel].
         sizes: the number of outputs of each.
         biases: [out] or None for each.
     """
@@ -130,10 +137,13 @@ class Parts(Widths):
             )
         #: Whether the weights are bfloat16.
         self.narrow = packed[0].dtype == torch.bfloat16
-        super().__init__(packed[0].shape[1] * (2 if self.narrow else 1), sizes)
+        #: Whether they are int8, which do not say what activations are rounded to.
+        self.coded = packed[0].dtype == torch.int8
+        rows = packed[0].shape[1]
+        super().__init__(rows - SCALE_ROWS if self.coded else 2 * rows if self.narrow else rows, sizes)
         self._alive = (tuple(packed), tuple(biases))
         parts = [
-            PartData(weight.data_ptr(), None if bias is None else bias.data_ptr(), size, weight.dtype == torch.bfloat16)
+            PartData(weight.data_ptr(), None if bias is None else bias.data_ptr(), size, _FORMS[weight.dtype])
             for weight, size, bias in zip(packed, sizes, biases, strict=True)
         ]
         self.array = (PartData * len(parts))(*parts)

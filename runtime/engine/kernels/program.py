@@ -238,9 +238,9 @@ def _step(module: nn.Module) -> _ProgramStep | None:
         out_inputs=out.inputs,
         in_sizes=ctypes.addressof(into.widths),
         out_sizes=ctypes.addressof(out.widths),
-        narrow=into.narrow,
+        narrow=module.widened,
     )
-    if into.narrow != out.narrow or into.narrow != module.widened:
+    if any(not parts.coded and parts.narrow != module.widened for parts in (into, out)):
         return None
     if isinstance(module, FusedFfn):
         if into.sizes != (out.inputs, out.inputs):

@@ -48,6 +48,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_unpack": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_pack_narrow": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
     "zoo_unpack_narrow": (c_void_p, c_int64, c_int64, c_void_p, c_int),
+    "zoo_coded_panel": (),
+    "zoo_pack_coded": (c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p, c_void_p, c_int),
+    "zoo_unpack_coded": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_round": (c_void_p, c_int64, c_int),
     "zoo_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int),
     "zoo_stored": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int),
@@ -103,6 +106,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 RETURNS: dict[str, Any] = {
     "zoo_panel": c_int64,
     "zoo_products": c_int64,
+    "zoo_coded_panel": c_int64,
     "zoo_multiply_add": c_double,
     "zoo_read": c_int64,
     "zoo_linear": c_int,

@@ -176,7 +176,7 @@ def in_float32(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class NativeProduct:
-    """A product with panels, of float32 or bfloat16 weights."""
+    """A product with panels, of float32, bfloat16 or int8 weights."""
 
     def __init__(self, kernels: Kernels, packed: Tensor, outputs: int, bias: Tensor | None) -> None:
         self._kernels = kernels
@@ -242,6 +242,23 @@ def native_linear(kernels: Kernels) -> Multiply:
         return in_float32(lambda x: kernels.stored(x, weight, wide), x)
 
     return multiply
+
+
+@dataclass(frozen=True, slots=True)
+class CodedPanels:
+    """The kernels' layout of an int8 weight, with its scales (`engine/kernels/csrc/coded_product.c`)."""
+
+    kernels: Kernels
+    name: str = "int8 panels"
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.int8
+
+    def pack(self, weight: Tensor) -> Tensor:
+        raise RuntimeError("an int8 weight has scales: PackedWeights.acquire_coded packs it")
+
+    def product(self, packed: Tensor, outputs: int, bias: Tensor | None) -> NativeProduct:
+        return NativeProduct(self.kernels, packed, outputs, None if bias is None else bias.float().contiguous())
 
 
 @dataclass(frozen=True, slots=True)

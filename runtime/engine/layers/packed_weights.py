@@ -21,7 +21,8 @@ from torch import Tensor
 
 from runtime.config import Weights
 from runtime.engine.kernels.bindings import Kernels
-from runtime.engine.layers.matmul import OneDnn, Panels, WeightLayout, plain_product
+from runtime.engine.layers.matmul import CodedPanels, OneDnn, Panels, WeightLayout, plain_product
+from surgery.quantize.decompress import CodedWeight
 from surgery.tensors.pool import Counted
 
 _log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class PackedWeights:
     ) -> None:
         self._wanted = wanted if device.type == "cpu" else "plain"
         self._ours = None if kernels is None else Panels(kernels, narrow=narrow)
+        self._coded = None if kernels is None else CodedPanels(kernels)
         self._theirs = OneDnn()
         self._counted = Counted()
         self._layout_of: dict[str, WeightLayout] = {}
@@ -109,6 +111,16 @@ class PackedWeights:
             self._counted.put(digest, made.data)
             self._layout_of[digest] = made.layout
         return Packed(self._layout_of[digest], self._counted.acquire(digest))
+
+    def acquire_coded(self, key: str, weight: CodedWeight) -> Packed:
+        """Return the packed form of an int8 weight and count one more user; only where there are kernels."""
+        if self._coded is None:
+            raise RuntimeError("int8 weights are packed for the kernels only")
+        if key not in self._counted:
+            packed = self._coded.kernels.pack_coded(weight.codes, weight.inputs, weight.row_scales())
+            self._counted.put(key, packed)
+            self._layout_of[key] = self._coded
+        return Packed(self._layout_of[key], self._counted.acquire(key))
 
     def release(self, digests: Iterable[str]) -> None:
         """Count one user less; a weight without users is dropped."""

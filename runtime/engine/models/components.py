@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from runtime.config import Weights
+from runtime.config import QuantizedWeights, Weights
 from runtime.engine.adapters.bottleneck import BottleneckRows
 from runtime.engine.attention.away import AwayAttention
 from runtime.engine.attention.varlen import device_attention
@@ -34,16 +34,19 @@ from runtime.engine.layers.operations import NativeOperations, Operations, Stock
 from runtime.engine.layers.packed_weights import PackedWeights
 from runtime.engine.layers.rotary import looked_up
 from runtime.engine.models.adapters_ahead import AdaptersAhead
+from runtime.engine.models.coded_layers import coded_here, pack_coded_, packed_parameters
 from runtime.engine.models.idle_units import KEPT, IdleUnits
 from runtime.engine.models.load_tiers import LoadTiers
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
 from runtime.loans import LoanLink
 from surgery.chains.plan import ChainLink
+from surgery.families.quantized import coded_parts
 from surgery.families.table import FAMILIES
 from surgery.modules.build import build, build_stitch
 from surgery.modules.components import LmHead, ResidualHalf, Stitch
 from surgery.modules.skeleton import Skeleton
 from surgery.modules.skeleton_pool import Skeletons
+from surgery.quantize.decompress import CodedWeight
 from surgery.tensors.pool import TensorPool
 from zoo.manifest import Component, ComponentKind
 
@@ -117,6 +120,7 @@ class ComponentPool:
     weights: Weights = "auto"
     kernels: Kernels | None = None
     mixed: bool = False
+    quantized: QuantizedWeights = "native"
     idle_bytes: int = 0
     loans: LoanLink | None = None
     units: dict[str, SharedComponent] = field(default_factory=dict)
@@ -148,6 +152,11 @@ class ComponentPool:
     def widens(self, dtype: torch.dtype) -> bool:
         """Return whether models of this dtype have float32 activations (`engine.layers.mixed_precision`)."""
         return self.mixed and dtype == torch.bfloat16
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether int8 weights are multiplied by as they are, where the kernels can."""
+        return self.quantized == "native" and self.kernels is not None and self.weights != "plain"
 
     def acquire(self, component: Component, link: ChainLink, skeletons: Skeletons, stage: str = "") -> SharedComponent:
         """Return the unit of a component and count one more user; build it on first use.
@@ -249,10 +258,11 @@ class ComponentPool:
         loaded = self.pool.acquire_all(held)
         try:
             tensors = {name: tensor for (name, _), tensor in zip(component.tensors, loaded, strict=True)}
+            left = coded_here(component, tensors, self.mixed) if self.keeps_codes else {}
             made = (
                 _stitch(component, tensors)
                 if link.source is None
-                else _cut(component, link, skeletons.fresh(link), tensors)
+                else _cut(component, link, skeletons.fresh(link), tensors, left)
             )
         except BaseException:
             self.pool.release(held)
@@ -262,6 +272,7 @@ class ComponentPool:
         if self.kernels is not None:
             _use_kernels_(module, self.kernels)
         targets = {made.paths[id(pair.old)]: pair.new for pair in pairs if id(pair.old) in made.paths}
+        packs = pack_coded_(pairs, made.paths, component, left, self.packs)
         private = _private_bytes(module, tensors)
         if private:  # release the pooled originals of converted tensors: nothing reads them again
             shared = {tensor.data_ptr() for tensor in module.parameters()}
@@ -271,8 +282,9 @@ class ComponentPool:
         widened = any(self.widens(tensor.dtype) for tensor in tensors.values())
         inside = widened and not can_fuse(component, module)  # computes in bfloat16
         linears = [pair.new for pair in pairs if isinstance(pair.new, SharedLinear)]
-        packs = self._pack_(linears, component, tensors)
+        packs += self._pack_([each for each in linears if each.packed_as is None], component, tensors)
         copied = {key.partition(_TURNED)[0] for key in packs}
+        copied.update(coded_parts(component))  # packed or decompressed: nothing reads them again
         if widened and not inside:
             private += widen_parameters_(module)
             read = {parameter.data_ptr() for parameter in module.parameters()}
@@ -393,10 +405,16 @@ def _stitch(component: Component, tensors: Mapping[str, Tensor]) -> _Made:
     return _Made(build_stitch(component, tensors), {}, None)
 
 
-def _cut(component: Component, link: ChainLink, skeleton: Skeleton, tensors: Mapping[str, Tensor]) -> _Made:
+def _cut(
+    component: Component,
+    link: ChainLink,
+    skeleton: Skeleton,
+    tensors: Mapping[str, Tensor],
+    left: Mapping[str, CodedWeight],
+) -> _Made:
     paths = {id(module): path for path, module in skeleton.owner(component.kind, link.layer).named_modules()}
     paths[id(skeleton.model.lm_head)] = "lm_head"
-    module = build(skeleton, component, link.layer, tensors)
+    module = build(skeleton, component, link.layer, tensors, left)
     return _Made(module, paths, skeleton.rotary if component.kind in ("attention", "layer") else None)
 
 
@@ -407,6 +425,6 @@ def _is_masked(component: Component) -> bool:
 
 
 def _private_bytes(module: nn.Module, tensors: dict[str, Tensor]) -> int:
-    """Return the bytes of parameters that are not pooled tensors themselves (for example Mixtral's stacked experts)."""
-    pooled = {tensor.data_ptr() for tensor in tensors.values()}
+    """Return the bytes of parameters that are neither pooled tensors nor packed (for example Mixtral's experts)."""
+    pooled = {tensor.data_ptr() for tensor in tensors.values()} | packed_parameters(module)
     return sum(p.numel() * p.element_size() for p in module.parameters() if p.data_ptr() not in pooled)

@@ -63,6 +63,7 @@ class ModelRegistry:
             config.weights,
             kernels_for(config),
             mixed=executor == "paged",
+            quantized=config.quantized,
             idle_bytes=config.host_memory_bytes,
         )
         self.models: dict[str, LoadedModel] = {}

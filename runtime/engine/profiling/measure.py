@@ -87,7 +87,7 @@ class Workbench:
                 )
             pool = TensorPool(store, config.device)
             self._units = ComponentPool(
-                pool, device, config.layers == "fused", config.weights, kernels_for(config), True
+                pool, device, config.layers == "fused", config.weights, kernels_for(config), True, config.quantized
             )
             self._pool = PagePool(2 * half * pages, half, config.device, page_multiple(device))
             self._model: LoadedModel = load_model(

@@ -1,4 +1,4 @@
-/* Products with float32 weights, and `zoo_linear`, which also calls those with bfloat16 weights; included by kernels.c.
+/* Products with float32 weights, and `zoo_linear`, which also calls those with bfloat16 and int8 weights; included by kernels.c.
  *
  *     packed weight [out, in]  ->  panels [ceil(out / NR)][in][NR], zeros after the last output; read once, front to
  *                                  back, per MR rows
@@ -6,6 +6,9 @@
 /* From PACK_ROWS rows on, x is first laid out for the tiles, in chunks of PACK_BYTES that fit the L2 cache. */
 #define PACK_ROWS 96
 #define PACK_BYTES (256 << 10)
+
+static int linear_coded(const float *x, int64_t rows, int64_t k, const struct part *parts, int count, int how, const float *add, float *out,
+                        int threads);
 
 void zoo_pack(const float *w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, float *out, int threads)
 {
@@ -110,6 +113,7 @@ static void lay_out(const float *x, int64_t rows, int64_t k, int64_t from, int64
 int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts, int count, int how, const float *add, float *out,
                 int threads)
 {
+    if (parts[0].narrow == 2) return linear_coded(x, rows, k, parts, count, how, add, out, threads);
     if (parts[0].narrow) return linear_narrow(x, rows, k, parts, count, how, add, out, threads);
     int64_t total = 0, panels = 0, blocks = (rows + MR - 1) / MR;
     int used = how == GATED_SILU ? 1 : count;

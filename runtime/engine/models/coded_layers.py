@@ -1,0 +1,65 @@
+"""Linear layers of a component that the kernels multiply by int8 weights as they are.
+
+left = coded_here(component, tensors, …)     the weights that are not decompressed when the component is built
+pack_coded_(…)                               puts the int8 weights into the layers that were built without them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from runtime.engine.layers.linear import Replaced, SharedLinear
+from runtime.engine.layers.packed_weights import PackedWeights
+from surgery.families.quantized import CodedWeights, coded_digests
+from surgery.quantize.decompress import CodedWeight, coded_weights_of, exact_dtype
+from zoo.manifest import Component, digest_of
+
+
+def takes_form(form: CodedWeights, name: str) -> bool:
+    """Return whether the kernels have products with a weight of this form; experts are no layers of their own."""
+    return form.bits == 8 and form.symmetric and form.group <= 0 and form.is_integer and ".experts." not in name
+
+
+def coded_here(component: Component, tensors: Mapping[str, Tensor], wide: bool) -> dict[str, CodedWeight]:
+    """Return the weights of a component that stay int8, by name.
+
+    Args:
+        wide: Whether bfloat16 models have float32 activations.
+
+    Raises as `surgery.quantize.decompress.coded_weights_of`.
+    """
+    coded = coded_weights_of(component, tensors)
+    if not coded or exact_dtype(tensors) not in ((torch.float32, torch.bfloat16) if wide else (torch.float32,)):
+        return {}
+    return {name: weight for name, weight in coded.items() if takes_form(weight.form, name)}
+
+
+def key_of(component: Component, name: str) -> str:
+    """Return the key of a packed int8 weight: a digest of its codes' and its scale's."""
+    return digest_of(["int8", *coded_digests(component, name)])
+
+
+def pack_coded_(
+    pairs: Iterable[Replaced],
+    paths: Mapping[int, str],
+    component: Component,
+    left: Mapping[str, CodedWeight],
+    packs: PackedWeights,
+) -> list[str]:
+    """Give the layers that were built without their weights the packed int8 ones; return the keys of these."""
+    taken = []
+    for pair in pairs:
+        name = f"{paths.get(id(pair.old))}.weight"
+        if name in left and isinstance(pair.new, SharedLinear):
+            key = key_of(component, name)
+            pair.new.pack(packs.acquire_coded(key, left[name]), key)
+            taken.append(key)
+    return taken
+
+
+def packed_parameters(module: nn.Module) -> set[int]:
+    """Return the addresses of the packed weights of a module's layers."""
+    return {each.weight.data_ptr() for each in module.modules() if isinstance(each, SharedLinear) and each.packed_as}
