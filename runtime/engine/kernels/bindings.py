@@ -203,16 +203,9 @@ class Kernels:
         x = _rows_of(x, parts.inputs)
         out = torch.empty((*x.shape[:-1], parts.sizes[0]))
         failed = self._linear(
-            x.data_ptr(),
-            x.numel() // parts.inputs,
-            parts.inputs,
-            parts.address,
-            parts.count,
-            _GATED_SILU,
-            None,
-            out.data_ptr(),
-            self.threads,
-        )
+            x.data_ptr(), x.numel() // parts.inputs, parts.inputs, parts.address, parts.count, _GATED_SILU, None,
+            out.data_ptr(), self.threads,
+        )  # fmt: skip
         if failed:
             raise MemoryError("no memory for a product")
         return out
@@ -274,21 +267,10 @@ class Kernels:
         if not key.dtype == value.dtype == pool.k.dtype:
             raise ValueError(f"{key.dtype} cannot be written to pages of {pool.k.dtype}")
         self._keep(
-            key.data_ptr(),
-            value.data_ptr(),
-            key.stride(0),
-            value.stride(0),
-            tokens,
-            heads * width,
-            pool.k.data_ptr(),
-            pool.v.data_ptr(),
-            pool.k.stride(0),
-            pages.data_ptr(),
-            offsets.data_ptr(),
-            key.element_size(),
-            0,
+            key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), tokens, heads * width, pool.k.data_ptr(),
+            pool.v.data_ptr(), pool.k.stride(0), pages.data_ptr(), offsets.data_ptr(), key.element_size(), 0,
             self.threads,
-        )
+        )  # fmt: skip
 
     def decode(
         self, query: Tensor, pool: Pool, lengths: Tensor, out: Tensor, scale: float, window: int = 0, cap: float = 0.0,

@@ -60,6 +60,8 @@ def pack_coded_(
     return taken
 
 
-def packed_parameters(module: nn.Module) -> set[int]:
-    """Return the addresses of the packed weights of a module's layers."""
-    return {each.weight.data_ptr() for each in module.modules() if isinstance(each, SharedLinear) and each.packed_as}
+def private_bytes(module: nn.Module, tensors: Mapping[str, Tensor]) -> int:
+    """Return the bytes of parameters that are neither pooled tensors nor packed (for example Mixtral's experts)."""
+    known = {tensor.data_ptr() for tensor in tensors.values()}
+    known |= {each.weight.data_ptr() for each in module.modules() if isinstance(each, SharedLinear) and each.packed_as}
+    return sum(p.numel() * p.element_size() for p in module.parameters() if p.data_ptr() not in known)

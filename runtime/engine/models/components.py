@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,7 +34,7 @@ from runtime.engine.layers.operations import NativeOperations, Operations, Stock
 from runtime.engine.layers.packed_weights import PackedWeights
 from runtime.engine.layers.rotary import looked_up
 from runtime.engine.models.adapters_ahead import AdaptersAhead
-from runtime.engine.models.coded_layers import coded_here, pack_coded_, packed_parameters
+from runtime.engine.models.coded_layers import coded_here, pack_coded_, private_bytes
 from runtime.engine.models.idle_units import KEPT, IdleUnits
 from runtime.engine.models.load_tiers import LoadTiers
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
@@ -46,7 +46,6 @@ from surgery.modules.build import build, build_stitch
 from surgery.modules.components import LmHead, ResidualHalf, Stitch
 from surgery.modules.skeleton import Skeleton
 from surgery.modules.skeleton_pool import Skeletons
-from surgery.quantize.decompress import CodedWeight
 from surgery.tensors.pool import TensorPool
 from zoo.manifest import Component, ComponentKind
 
@@ -111,6 +110,7 @@ class ComponentPool:
     Fields:
         lock: Is held by all that changes the pools.
         loans: Reaches the devices that hold page sets for this one; None where none does.
+        keeps_codes: Whether int8 weights are multiplied by as they are, where the kernels can.
         idle_bytes: Bytes of units without users that are kept, and of K and V in host memory.
     """
 
@@ -125,6 +125,7 @@ class ComponentPool:
     loans: LoanLink | None = None
     units: dict[str, SharedComponent] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
+    keeps_codes: bool = field(init=False)
     packs: PackedWeights = field(init=False)
     operations: Operations = field(init=False)
     attention: PagedMaker = field(init=False)
@@ -136,6 +137,7 @@ class ComponentPool:
 
     def __post_init__(self) -> None:
         self.mixed = self.mixed and self.fused and self.kernels is not None and self.weights != "plain"
+        self.keeps_codes = self.quantized == "native" and self.kernels is not None and self.weights != "plain"
         self.packs = PackedWeights(self.weights, self.device, self.kernels, self.mixed)
         self.programs = Programs(self.kernels is not None)
         self.idle = IdleUnits(self.pool, self.packs, self.idle_bytes)
@@ -152,11 +154,6 @@ class ComponentPool:
     def widens(self, dtype: torch.dtype) -> bool:
         """Return whether models of this dtype have float32 activations (`engine.layers.mixed_precision`)."""
         return self.mixed and dtype == torch.bfloat16
-
-    @property
-    def keeps_codes(self) -> bool:
-        """Whether int8 weights are multiplied by as they are, where the kernels can."""
-        return self.quantized == "native" and self.kernels is not None and self.weights != "plain"
 
     def acquire(self, component: Component, link: ChainLink, skeletons: Skeletons, stage: str = "") -> SharedComponent:
         """Return the unit of a component and count one more user; build it on first use.
@@ -273,7 +270,7 @@ class ComponentPool:
             _use_kernels_(module, self.kernels)
         targets = {made.paths[id(pair.old)]: pair.new for pair in pairs if id(pair.old) in made.paths}
         packs = pack_coded_(pairs, made.paths, component, left, self.packs)
-        private = _private_bytes(module, tensors)
+        private = private_bytes(module, tensors)
         if private:  # release the pooled originals of converted tensors: nothing reads them again
             shared = {tensor.data_ptr() for tensor in module.parameters()}
             kept = [digest for name, digest in component.tensors if tensors[name].data_ptr() in shared]
@@ -410,7 +407,7 @@ def _cut(
     link: ChainLink,
     skeleton: Skeleton,
     tensors: Mapping[str, Tensor],
-    left: Mapping[str, CodedWeight],
+    left: Collection[str],
 ) -> _Made:
     paths = {id(module): path for path, module in skeleton.owner(component.kind, link.layer).named_modules()}
     paths[id(skeleton.model.lm_head)] = "lm_head"
@@ -422,9 +419,3 @@ def _is_masked(component: Component) -> bool:
     return (
         component.kind in ("attention", "layer") and component.family in FAMILIES and FAMILIES[component.family].masked
     )
-
-
-def _private_bytes(module: nn.Module, tensors: dict[str, Tensor]) -> int:
-    """Return the bytes of parameters that are neither pooled tensors nor packed (for example Mixtral's experts)."""
-    pooled = {tensor.data_ptr() for tensor in tensors.values()} | packed_parameters(module)
-    return sum(p.numel() * p.element_size() for p in module.parameters() if p.data_ptr() not in pooled)
