@@ -88,7 +88,7 @@ def _row(block: BlockView, threshold: float) -> tuple[str, ...]:
         block.digest[:_SHORT],
         layers,
         _components(block),
-        ", ".join(block.shared_with) or "nobody",
+        ", ".join(block.shared_with) or "no other model",
         alike or "none",
     )
 
