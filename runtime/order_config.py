@@ -87,8 +87,9 @@ class OrderConfig:
             raise ValueError(f"plan must be one of {', '.join(get_args(Plan))}")
         if min(self.soft_deadline_ms, self.group_batches) < 1:
             raise ValueError("soft_deadline_ms and group_batches are at least 1")
-        if min(self.short_first_ms, self.turn_ms) < 0:
-            raise ValueError("short_first_ms and turn_ms are at least 0")
+        for name in ("short_first_ms", "turn_ms"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is at least 0")
         if self.turn_ms and (self.exclusive or not self.evict):
             raise ValueError("turn_ms goes with evict, and without exclusive")
         if not 0.0 < self.plan_alpha < 1.0 or not 0.0 < self.plan_duty <= 1.0 or not 0 <= self.plan_rounds <= 10**7:

@@ -156,6 +156,11 @@ def test_turns_need_sequences_that_give_way(order: dict[str, bool]) -> None:
         OrderConfig("qlm", turn_ms=100, **order)  # type: ignore[arg-type]
 
 
+def test_a_turn_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="turn_ms is at least 0"):
+        OrderConfig("qlm", turn_ms=-1)
+
+
 def test_without_a_plan_there_are_no_turns() -> None:
     """As in a server that reads `turn_ms` from a file, and has no `--plan`."""
     assert not OrderConfig("edf", turn_ms=100).takes_turns and OrderConfig("qlm", turn_ms=100).takes_turns
