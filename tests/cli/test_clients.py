@@ -201,6 +201,7 @@ def test_lm_evals_client_finds_the_models_own_likelihoods(
     folder: Path, v1: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("lm_eval", reason="the eval extra is not installed")
+    pytest.importorskip("tenacity", reason=WHY)  # lm-eval's own extra `api`
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
     from lm_eval.models.openai_completions import LocalCompletionsAPI

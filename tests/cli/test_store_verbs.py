@@ -213,7 +213,7 @@ def test_what_people_read_is_on_standard_output_and_notes_are_not(zoo, family):
         assert spoken.stderr == ""
     assert "full of base" in spoken.stdout
     assert "saved by sharing" in zoo("ls").stdout
-    assert "nobody" in zoo("show", "tuned").stdout
+    assert "no other model" in zoo("show", "tuned").stdout
 
 
 def test_the_store_and_the_catalogue_can_be_elsewhere(zoo, family, tmp_path, monkeypatch):
