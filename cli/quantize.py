@@ -28,7 +28,7 @@ def quantize(
     ] = None,
     exact_head: Annotated[
         bool,
-        typer.Option("--exact-head", help="Leave the head as it is, as vLLM wants it; decoding then reads more bytes."),
+        typer.Option("--exact-head", help="Leave the head as it is; decoding then reads more bytes."),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
