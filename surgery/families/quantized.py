@@ -224,10 +224,10 @@ def exact_digests(component: Component) -> list[str]:
     return exact or [digest for name, digest in component.tensors if name.endswith(SCALE)]
 
 
-def coded_digests(component: Component, name: str) -> tuple[str, str]:
-    """Return the digests of the codes and of the scale of the quantised weight `name`."""
+def coded_digests(component: Component, name: str) -> list[str]:
+    """Return the digests of what the quantised weight `name` is computed from: codes, scale, zero points."""
     tensors, module = dict(component.tensors), name.removesuffix(".weight")
-    return tensors.get(module + CODES) or tensors[name], tensors[module + SCALE]
+    return [tensors[each] for each in (module + CODES, name, module + SCALE, module + ZERO) if each in tensors]
 
 
 def coded_shapes(component: Component, shapes: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -25,7 +25,7 @@ import torch
 from runtime.config import EngineConfig
 from runtime.engine.kernels.operands import SCALE_ROWS
 from runtime.engine.layers.fused import fuses, grouped_layers
-from runtime.engine.models.coded_layers import key_of, takes_form
+from runtime.engine.models.coded_layers import key_of, packs_alone, takes_form
 from runtime.engine.models.registry import dtype_named, kernels_for
 from runtime.engine.models.servable import Executor
 from surgery.families.quantized import coded_modules, coded_shapes, exact_digests, is_coded
@@ -113,7 +113,10 @@ class HeldBytes:
         for name, (outputs, inputs) in self._coded(component).items():
             if self._stays_coded(component, name):
                 panels = -(-outputs // self._form.coded_panel)
-                yield key_of(component, name), panels * self._form.coded_panel * (inputs + SCALE_ROWS)
+                yield key_of(component, name, True), panels * self._form.coded_panel * (inputs + SCALE_ROWS)
+            elif self._packs_decompressed(component, name):
+                width = self._dtype_of(component).itemsize
+                yield key_of(component, name, False), self._padded(outputs) * inputs * width
 
     def _widened(self, component: Component) -> int:
         """Return the bytes of the float32 copies that a component has for itself."""
@@ -121,9 +124,12 @@ class HeldBytes:
         return sum(_FLOAT * meta.elements for meta in metas if self._widens(component, meta))
 
     def _decompressed(self, component: Component) -> int:
-        """Return the bytes of the weights that quantised tensors stand for and that are computed on loading."""
-        coded = self._coded(component)
-        made = (shape for name, shape in coded.items() if not self._stays_coded(component, name))
+        """Return the bytes of the weights that are decompressed on loading and not packed."""
+        made = (
+            shape
+            for name, shape in self._coded(component).items()
+            if not (self._stays_coded(component, name) or self._packs_decompressed(component, name))
+        )
         return sum(self._dtype_of(component).itemsize * outputs * inputs for outputs, inputs in made)
 
     def _coded(self, component: Component) -> dict[str, tuple[int, ...]]:
@@ -132,10 +138,16 @@ class HeldBytes:
     def _stays_coded(self, component: Component, name: str) -> bool:
         """Return whether the kernels multiply by a quantised weight as it is."""
         form = form_of_spec(json.loads(component.spec))
-        wide = self._dtype_of(component) == torch.float32 or (
-            self._form.narrow and self._dtype_of(component) == torch.bfloat16
-        )
-        return bool(self._form.coded_panel) and wide and form is not None and takes_form(form, name)
+        takes = self._takes(self._dtype_of(component))
+        return bool(self._form.coded_panel) and takes and form is not None and takes_form(form, name)
+
+    def _packs_decompressed(self, component: Component, name: str) -> bool:
+        """Return whether a quantised weight that does not stay so is packed for the kernels, once for all its users."""
+        return self._form.packs and self._takes(self._dtype_of(component)) and packs_alone(name)
+
+    def _takes(self, dtype: torch.dtype) -> bool:
+        """Return whether the kernels have products with weights of a dtype."""
+        return dtype == torch.float32 or (self._form.narrow and dtype == torch.bfloat16)
 
     def _dtype_of(self, component: Component) -> torch.dtype:
         """Return the dtype that a component computes in."""
@@ -153,8 +165,7 @@ class HeldBytes:
     def _packed(self, meta: TensorMeta, turned: bool) -> int:
         """Return the bytes of a weight [out, in] that the kernels may pack; `turned`: [in, out]."""
         dtype, width = self._dtype(meta), self._width(meta)
-        takes = dtype == torch.float32 or (self._form.narrow and dtype == torch.bfloat16)
-        if not (self._form.packs and takes and len(meta.shape) == 2):
+        if not (self._form.packs and self._takes(dtype) and len(meta.shape) == 2):
             return meta.elements * width
         outputs, inputs = meta.shape[::-1] if turned else meta.shape
         return self._padded(outputs) * inputs * width

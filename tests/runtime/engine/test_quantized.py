@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from runtime.config import EngineConfig
 from runtime.engine.kernels.program import program_of
+from runtime.engine.models.coded_layers import takes_form
 from runtime.types import SamplingParams, SequenceRequest
+from surgery.families.quantized import CodedWeights
 from surgery.quantize.make import quantize
 from tests.chains import manifest_of, put_chain
 from tests.runtime.engine.company import bits_of
@@ -22,7 +25,7 @@ from zoo.handle import ModelHandle
 pytestmark = needs_kernels
 CONFIG = EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels="native")
 DTYPES = ("float32", "bfloat16")
-MODELS = ("base", "base-int8", "tune-int8", "base-fp8", "lora", "mixed", "gemma2-int8", "mixtral-int8")
+MODELS = ("base", "base-int8", "tune-int8", "base-fp8", "lora", "mixed", "gemma2-int8", "mixtral-int8", "twice-int8")
 TOP = 1 << 20
 
 
@@ -32,7 +35,8 @@ def zoo(bench, request):
     dtype = request.param
     bench.family("llama", f"{dtype} base", seed=1, dtype=dtype, tie_word_embeddings=True)
     fine_tune(bench, f"{dtype} base", f"{dtype} tune", 1)
-    for name in ("base", "tune"):
+    twice(bench, f"{dtype} base", f"{dtype} twice")
+    for name in ("base", "tune", "twice"):
         quantize(bench.store, f"{dtype} {name}", "int8")
     quantize(bench.store, f"{dtype} base", "fp8")
     bench.folders[f"{dtype} base-int8"] = bench.folders[f"{dtype} base"]
@@ -42,6 +46,17 @@ def zoo(bench, request):
         bench.family(family, f"{dtype} {family}", seed=4, dtype=dtype)
         quantize(bench.store, f"{dtype} {family}", "int8")
     return dtype, bench
+
+
+def twice(bench, base: str, name: str) -> None:
+    """Add a fine-tune with FFNs of twice the values: its codes are the base's, its scales are not."""
+    folder = bench.root / "hf" / name
+    model = AutoModelForCausalLM.from_pretrained(bench.folders[base])
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight *= 2
+    model.save_pretrained(folder)
+    bench.add(name, folder)
 
 
 def ask(name: str, prompt: tuple[int, ...], seq: str) -> SequenceRequest:
@@ -124,3 +139,21 @@ def test_models_come_and_go(zoo) -> None:
     for name in (f"{dtype} base-int8", f"{dtype} tune-int8", f"{dtype} lora"):
         made.unload(name)
     assert made.memory().weights == before
+
+
+@pytest.mark.parametrize(
+    ("form", "takes"),
+    [
+        (CodedWeights("pack-quantized", 8, 0, True), True),
+        (CodedWeights("int-quantized", 8, -1, True), True),
+        (CodedWeights("int-quantized", 8, 0, False), False),
+        (CodedWeights("pack-quantized", 8, 32, True), False),
+        (CodedWeights("pack-quantized", 4, 0, True), False),
+        (CodedWeights("float-quantized", 8, 0, True), False),
+    ],
+)
+def test_only_int8_with_a_scale_for_each_output_and_no_zero_points_stays_as_it_is(
+    form: CodedWeights, takes: bool
+) -> None:
+    assert takes_form(form, "q_proj.weight") == takes
+    assert not takes_form(form, "experts.0.w1.weight")
