@@ -156,4 +156,4 @@ def test_only_int8_with_a_scale_for_each_output_and_no_zero_points_stays_as_it_i
     form: CodedWeights, takes: bool
 ) -> None:
     assert takes_form(form, "q_proj.weight") == takes
-    assert not takes_form(form, "experts.0.w1.weight")
+    assert not takes_form(form, "block_sparse_moe.experts.0.w1.weight")
