@@ -139,7 +139,7 @@ class OrderConfig:
     @property
     def fills_drains(self) -> bool:
         """Whether a model that is about to leave still takes urgent sequences."""
-        return self.plans and self.fill_drains and not self.exclusive and not self.takes_turns
+        return self.plans and self.fill_drains and not self.exclusive
 
     @property
     def evicts(self) -> bool:
