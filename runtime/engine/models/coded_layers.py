@@ -2,7 +2,7 @@
 
 left = coded_here(component, tensors, …)     the weights that are not decompressed when the component is built
 pack_coded_(…)                               packs these into the layers that were built without them, and what was
-                                             decompressed into the others
+                                             decompressed into the other layers
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def pack_coded_(
     left: Mapping[str, CodedWeight],
     packs: PackedWeights,
 ) -> list[str]:
-    """Pack the quantised weights of linear layers: int8 ones as they are, others as they were decompressed.
+    """Pack the quantised weights of linear layers: int8 ones as they are, the rest decompressed.
 
     Returns the keys of the packed weights. Components with the same codes share them.
     """
