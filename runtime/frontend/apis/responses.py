@@ -8,12 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from runtime.frontend.errors import RequestError, unsupported
-from runtime.frontend.schemas import BodyPart, ChatShapedBody, ContentPart, Count
+from runtime.frontend.schemas import MAX_LOGPROBS, BodyPart, ChatShapedBody, ContentPart, Count
 from runtime.frontend.tools.bodies import MAX_TOOLS, FunctionName
 
 MAX_METADATA = 16
-#: What `include` may name: there is nothing of it in answers here.
-_INCLUDED = frozenset({"reasoning.encrypted_content"})
+#: What `include` may name: log-probabilities, and what answers here have nothing of.
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = frozenset({"reasoning.encrypted_content", _LOGPROBS})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _CALL, _RESULT = "function_call", "function_call_output"
 
@@ -123,7 +124,7 @@ class ResponseBody(ChatShapedBody):
     conversation: Any = None
     prompt: Any = None
     reasoning: Any = None
-    top_logprobs: Count | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     max_tool_calls: Count | None = None
 
     def require_supported(self) -> None:
@@ -146,7 +147,12 @@ class ResponseBody(ChatShapedBody):
             "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self._format(),
+            **({"logprobs": True, "top_logprobs": self.top_logprobs} if self._wants_logprobs else {}),
         }
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return _LOGPROBS in (self.include or ())
 
     def _refused(self) -> Iterator[tuple[str, str]]:
         """Yield the fields that are known and cannot be honoured, with the reasons."""
@@ -158,6 +164,8 @@ class ResponseBody(ChatShapedBody):
             yield "n", "a response is one answer"
         if set(self.include or ()) - _INCLUDED:
             yield "include", "answers here have none of that"
+        if self.top_logprobs and not self._wants_logprobs:
+            yield "top_logprobs", f"give include: [{_LOGPROBS!r}], too"
         if self.truncation not in (None, "disabled"):
             yield "truncation", "an input is taken whole, or refused"
         if self.text is not None and self.text.verbosity not in (None, "medium"):
@@ -167,7 +175,6 @@ class ResponseBody(ChatShapedBody):
             ("conversation", "give previous_response_id"),
             ("prompt", "prompts are not kept here: give instructions and input"),
             ("reasoning", "models here have no such setting"),
-            ("top_logprobs", "answers here have no log-probabilities: ask /v1/chat/completions"),
             ("max_tool_calls", "give parallel_tool_calls"),
         ):
             if getattr(self, field):

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from runtime.frontend.choice import TextPiece
+from runtime.frontend.choice import TextPiece, TokenEntry
+from runtime.frontend.tools.calls import CallPart
 from runtime.server.openai.format import FinishedChoice
+from runtime.types import FinishReason
 
 
 @dataclass(slots=True)
@@ -20,12 +22,14 @@ class Block:
     Fields:
         index: Its place in the answer, from 0 on.
         call, name: Id of a call and name of its function; None for text.
+        entries: Log-probabilities of a text's tokens, if requested.
     """
 
     index: int
     call: str | None = None
     name: str | None = None
     parts: list[str] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -33,11 +37,12 @@ class Block:
 
 
 class BlockChange(NamedTuple):
-    """A block begins, gets more text, or ends."""
+    """A block begins, gets more text, or ends. `entries`: log-probabilities of the text's tokens."""
 
     change: Literal["begin", "more", "end"]
     block: Block
     text: str = ""
+    entries: tuple[TokenEntry, ...] = ()
 
 
 class BlockReader:
@@ -46,13 +51,18 @@ class BlockReader:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self._open: Block | None = None
+        #: Entries of tokens whose text has not come: it is held back, or belongs to a call.
+        self._held: list[TokenEntry] = []
 
     def read(self, piece: TextPiece) -> Iterator[BlockChange]:
         """Yield what a piece changes. An answer without text and calls has one empty block of text."""
+        self._held += piece.entries
         if piece.text:
             if self._open is None or self._open.call is not None:
                 yield from self._begin(None, None)
-            yield self._more(piece.text)
+            yield self._more(piece.text, self._release())
+        if piece.calls or (self._open is not None and self._open.call is not None):
+            self._held.clear()
         for part in piece.calls:
             if part.name is not None:
                 yield from self._begin(part.id, part.name)
@@ -69,13 +79,22 @@ class BlockReader:
         self.blocks.append(self._open)
         yield BlockChange("begin", self._open)
 
-    def _more(self, text: str) -> BlockChange:
+    def _more(self, text: str, entries: tuple[TokenEntry, ...] = ()) -> BlockChange:
         block = self.blocks[-1]
         block.parts.append(text)
-        return BlockChange("more", block, text)
+        block.entries += entries
+        return BlockChange("more", block, text, entries)
+
+    def _release(self) -> tuple[TokenEntry, ...]:
+        if not self._held:
+            return ()
+        held, self._held = tuple(self._held), []
+        return held
 
     def _end(self) -> Iterator[BlockChange]:
         if self._open is not None:
+            if self._open.call is None:  # tokens behind its last text
+                self._open.entries += self._release()
             yield BlockChange("end", self._open)
             self._open = None
 
@@ -106,18 +125,25 @@ class BlockWriter:
 
 def blocks_of(choice: FinishedChoice) -> list[Block]:
     """Return the blocks of a whole choice: those that its pieces would give."""
-    found: list[Block] = []
-    at = 0
+    reader = BlockReader()
+    for piece in _pieces(choice):
+        for _ in reader.read(piece):
+            pass
+    return reader.blocks
 
-    def add_text(end: int) -> None:
-        parts = [text for text in choice.text[at:end] if text]
-        if parts:
-            found.append(Block(len(found), parts=parts))
 
-    for call, begin in zip(choice.calls, choice.called_at, strict=True):
-        add_text(begin)
-        at = begin
-        function = call["function"]
-        found.append(Block(len(found), call["id"], function["name"], [function["arguments"]]))
-    add_text(len(choice.text))
-    return found or [Block(0)]
+def _pieces(choice: FinishedChoice) -> Iterator[TextPiece]:
+    """Yield a whole choice as few pieces: cut where calls began, and where log-probabilities came."""
+    end = len(choice.text)
+    at = entered = 0
+    for cut in sorted({*choice.called_at, *choice.entered, end}):
+        before, entered = entered, choice.entered.get(cut, entered)
+        calls = tuple(
+            CallPart(index, call["function"]["arguments"], call["id"], call["function"]["name"])
+            for index, (call, begin) in enumerate(zip(choice.calls, choice.called_at, strict=True))
+            if begin == cut
+        )
+        finish: FinishReason | None = (choice.finish or "stop") if cut == end else None
+        text, entries = "".join(choice.text[at:cut]), tuple(choice.entries[before:entered])
+        yield TextPiece(choice.index, text, entries=entries, finish=finish, calls=calls)
+        at = cut

@@ -8,10 +8,10 @@ import msgspec
 
 from runtime.frontend.apis.responses import InputItem, ResponseBody
 from runtime.frontend.assemble import Generation
-from runtime.frontend.choice import TextPiece
+from runtime.frontend.choice import TextPiece, TokenEntry
 from runtime.frontend.errors import RequestError
 from runtime.server.answers.blocks import Block, BlockChange, BlockWriter, blocks_of
-from runtime.server.openai.format import Document, FinishedChoice
+from runtime.server.openai.format import Document, FinishedChoice, logprob_documents
 from runtime.server.openai.responses import dump
 from runtime.types import FinishReason
 
@@ -73,7 +73,7 @@ class ResponseWording:
                 "type": "message",
                 "status": status,
                 "role": "assistant",
-                "content": [] if status == "in_progress" else [text_part(block.text)],
+                "content": [] if status == "in_progress" else [self.part(block)],
             }
         return {
             "id": self.item_id(block),
@@ -83,6 +83,13 @@ class ResponseWording:
             "name": block.name,
             "arguments": "" if status == "in_progress" else block.text,
         }
+
+    def part(self, block: Block) -> Document:
+        """Return the content of a message."""
+        return text_part(block.text, self.logprobs(block.entries))
+
+    def logprobs(self, entries: Iterable[TokenEntry]) -> list[Document]:
+        return logprob_documents(self._generation, entries)
 
     def item_id(self, block: Block) -> str:
         return f"{'msg' if block.call is None else 'fc'}_{self._name}_{block.index}"
@@ -112,6 +119,7 @@ def response_frame(body: ResponseBody, id: str, created: int, model: str, status
         "text": given.get("text") or {"format": {"type": "text"}},
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": given.get("tools") or [],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -166,13 +174,15 @@ class ResponseWriter(BlockWriter):
             if block.call is None:
                 yield "response.content_part.added", {**inner, "part": text_part("")}
         elif change.change == "more" and block.call is None:
-            yield "response.output_text.delta", {**inner, "delta": change.text, "logprobs": []}
+            logprobs = self._wording.logprobs(change.entries)
+            yield "response.output_text.delta", {**inner, "delta": change.text, "logprobs": logprobs}
         elif change.change == "more":
             yield "response.function_call_arguments.delta", {**inner, "delta": change.text}
         else:
             if block.call is None:
-                yield "response.output_text.done", {**inner, "text": block.text, "logprobs": []}
-                yield "response.content_part.done", {**inner, "part": text_part(block.text)}
+                part = self._wording.part(block)
+                yield "response.output_text.done", {**inner, "text": block.text, "logprobs": part["logprobs"]}
+                yield "response.content_part.done", {**inner, "part": part}
             else:
                 done = {**inner, "name": block.name, "arguments": block.text}
                 yield "response.function_call_arguments.done", done
@@ -190,12 +200,13 @@ def response_failure(error: RequestError, sent: int) -> bytes:
     return _named({"type": "error", "sequence_number": sent, "code": code, "message": str(error), "param": error.param})
 
 
-def text_part(text: str) -> Document:
-    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+def text_part(text: str, logprobs: Sequence[Document] = ()) -> Document:
+    return {"type": "output_text", "annotations": [], "logprobs": list(logprobs), "text": text}
 
 
 def _named(document: Document) -> bytes:
     name = document["type"]
     # A delta comes with every token, and has only texts and small numbers: the same bytes, in less time.
-    data = msgspec.json.encode(document) if name in _DELTAS else dump(document)
+    plain = name in _DELTAS and not document.get("logprobs")
+    data = msgspec.json.encode(document) if plain else dump(document)
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)

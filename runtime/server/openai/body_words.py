@@ -121,10 +121,12 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "previous_response_id": "A kept response, behind whose conversation `input` goes on.",
         "store": "Whether the response is kept, on a server with `--queue`. Default: there, it is.",
         "metadata": "Comes back with the response.",
-        "include": 'Refused unless it is empty or `["reasoning.encrypted_content"]`, of which there is none.',
+        "include": "`message.output_text.logprobs`: texts have the log-probabilities of their tokens. "
+        "`reasoning.encrypted_content`: there is none. Anything else is refused.",
+        "top_logprobs": "Alternatives per token; needs `include`.",
         "truncation": "Refused unless it is `disabled`.",
         **dict.fromkeys(
-            ("background", "conversation", "prompt", "reasoning", "top_logprobs", "max_tool_calls"),
+            ("background", "conversation", "prompt", "reasoning", "max_tool_calls"),
             "Refused unless empty.",
         ),
     },

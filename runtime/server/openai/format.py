@@ -28,6 +28,7 @@ class FinishedChoice:
     Fields:
         text: The pieces' texts, to be joined.
         entries: Log-probabilities, if requested.
+        entered: How many of them there were, by the number of texts that had come by then.
         served: The model that ran, if another than requested.
         calls: Calls of tools, as OpenAI words them.
         called: Whether the answer ended with them.
@@ -40,6 +41,7 @@ class FinishedChoice:
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
+    entered: dict[int, int] = field(default_factory=dict)
     finish: FinishReason | None = None
     served: str | None = None
     calls: list[Document] = field(default_factory=list)
@@ -51,7 +53,9 @@ class FinishedChoice:
     def add(self, piece: TextPiece) -> None:
         self.text.append(piece.text)
         self.tokens += piece.tokens
-        self.entries += piece.entries
+        if piece.entries:
+            self.entries += piece.entries
+            self.entered[len(self.text)] = len(self.entries)
         self.finish = piece.finish
         self.served = piece.served
         self.called = piece.called
@@ -228,15 +232,21 @@ class ChatWording(_Common):
         return _with_served(worded, source)
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> Document:
-        content = []
-        for entry in entries:
-            top = [self._token(t.token, t.logprob) for t in entry.top]
-            content.append({**self._token(entry.token, entry.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
+        return {"content": logprob_documents(self.generation, entries), "refusal": None}
 
-    def _token(self, token: int, logprob: float | None) -> Document:
-        raw = self.generation.model.tokenizer.token_bytes(token)
+
+def logprob_documents(generation: Generation, entries: Iterable[TokenEntry]) -> list[Document]:
+    """Return log-probabilities as chats and responses have them, one object per token."""
+    tokenizer = generation.model.tokenizer
+
+    def worded(token: int, logprob: float | None) -> Document:
+        raw = tokenizer.token_bytes(token)
         return {"token": printable(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+
+    return [
+        {**worded(entry.token, entry.logprob), "top_logprobs": [worded(t.token, t.logprob) for t in entry.top]}
+        for entry in entries
+    ]
 
 
 def _call_delta(part: CallPart) -> Document:

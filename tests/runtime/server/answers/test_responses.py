@@ -131,7 +131,7 @@ TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["file_search_call.results"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_tool_calls": 1}, "max_tool_calls"),
         ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
