@@ -141,6 +141,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if app.state.aliases is not None:  # before the queue: its requests may name them
             await app.state.aliases.open()
             stack.push_async_callback(app.state.aliases.close)
+        if service.background is not None:
+            stack.push_async_callback(service.background.close)
         if service.durable is not None:
             await service.durable.open()
             stack.push_async_callback(service.durable.close)

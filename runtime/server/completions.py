@@ -2,7 +2,8 @@
 
 Each request is read, parsed and tokenized (worker thread), run, and answered as one document or as server-sent events.
 If the client disconnects at any point, its sequences are aborted and its places released. An error before the first
-token is answered with its HTTP status; a later one in a stream is sent as an error event, and the stream ends.
+token is answered with its HTTP status; a later one in a stream is sent as an error event, and the stream ends. What
+runs in the background, or is durable, goes on without its client.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
+from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -21,11 +23,12 @@ from runtime.frontend.assemble import Receipt
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.schemas import ServedBody
+from runtime.server.answers.background import BackgroundRun
 from runtime.server.answers.forms import AnswerForm, form_of_body, writer_of
 from runtime.server.answers.kept import SettledBody
 from runtime.server.auth import principal
 from runtime.server.context import Service
-from runtime.server.durable.answering import answer_durably, is_durable
+from runtime.server.durable.answering import answer_durably, is_durable, write_run
 from runtime.server.openai.format import FinishedChoice, Wording
 from runtime.server.openai.responses import as_request_error, dump, error_reply
 from runtime.server.openai.sse import Outlet
@@ -66,12 +69,31 @@ class Generate:
                     self._service.admit(owner)
                     async with while_connected(receive):
                         prepared = await prepare_served(self._service, self.body, settled.raw, receipt)
-                        place.grow(len(prepared.choices))
-                        await self._answer(prepared, scope, receive, send)
-                    return
-            await answer_durably(self._service, durable, self._form, request, send, raw, settled)
+                        if not settled.background:
+                            place.grow(len(prepared.choices))
+                            await self._answer(prepared, scope, receive, send)
+            if durable is None and settled.background:
+                async with while_connected(receive):
+                    await self._answer_apart(prepared, scope, receive, send)
+            elif durable is not None and settled.kept:
+                await answer_durably(self._service, durable, self._form, request, send, raw, settled)
         except ClientDisconnect:
             return
+
+    async def _answer_apart(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begin a response that runs whether its client stays or not, and show it: as a stream, or as it is now."""
+        if self._service.background is None:
+            raise TypeError("responses in the background are durable here")
+        response = BackgroundRun(self._form, prepared.generation)
+        with ExitStack() as held:
+            held.enter_context(self._service.gate.place()).grow(len(prepared.choices))
+            answering = partial(self._answer, prepared, scope, receive)
+            self._service.background.start(response, answering, lambda: place.close())
+            place = held.pop_all()
+        if prepared.generation.stream:
+            await write_run(self._form, response.run, -1, scope, receive, send)
+        else:
+            await Response(response.now().document(), media_type="application/json")(scope, receive, send)
 
     async def _settled(self, raw: bytes, owner: str) -> SettledBody:
         settle, durable = self._form.settle, self._service.durable

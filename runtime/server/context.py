@@ -23,6 +23,7 @@ from zoo.store import Store
 
 if TYPE_CHECKING:
     from runtime.queueing.database import QueueDatabase
+    from runtime.server.answers.background import BackgroundRuns
     from runtime.server.durable.runs import DurableRuns
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class Service:
         trace: The trace file's sink, None without `--trace`.
         changing: Held while a model is loaded or unloaded.
         durable: The requests that outlive the server, None without `--queue`.
+        background: Responses that run in the background where they are not durable, None with `--queue`.
         grammars: What checks the grammars of answers.
         keys: The keys of clients, None without `--client-keys`.
     """
@@ -54,6 +56,7 @@ class Service:
     trace: Trace | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     durable: DurableRuns | None = None
+    background: BackgroundRuns | None = None
     grammars: GrammarChecker = field(kw_only=True)
     keys: KeyBook | None = None
 
@@ -97,7 +100,9 @@ def make_service(
     if keys is not None:
         service.metrics.registry.register(KeyCollector(keys))
     if queue is None:
-        return service
+        from runtime.server.answers.background import BackgroundRuns
+
+        return replace(service, background=BackgroundRuns(config.retention_hours * 3600))
     from runtime.server.durable.metrics import QueueCollector
     from runtime.server.durable.runs import DurableRuns
 

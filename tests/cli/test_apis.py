@@ -198,7 +198,7 @@ def test_anthropics_own_client_reads_answers_streams_and_errors(
 
 def test_the_guide_runs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     found = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
-    for code, shown in zip([code for code in found if "from openai" in code], ("resp_", "0."), strict=True):
+    for code, shown in zip([code for code in found if "from openai" in code], ("resp_", "omplete", "0."), strict=True):
         address = '"http://127.0.0.1:8000/v1", api_key="-"'
         assert code.count(address) == 1
         code = code.replace(address, f'"{served.address}/v1", api_key="k3y"')

@@ -170,8 +170,9 @@ class ResponseBody(ChatShapedBody):
             yield "truncation", "an input is taken whole, or refused"
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             yield "text.verbosity", "models here have no such setting"
+        if self.background and self.store is False:
+            yield "background", "a response runs there only if it is stored, too"
         for field, reason in (
-            ("background", "send an Idempotency-Key, and ask again with it"),
             ("conversation", "give previous_response_id"),
             ("prompt", "prompts are not kept here: give instructions and input"),
             ("reasoning", "models here have no such setting"),

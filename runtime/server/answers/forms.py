@@ -17,7 +17,7 @@ from runtime.frontend.errors import RequestError
 from runtime.frontend.schemas import ChatBody, CompletionBody, ServedBody
 from runtime.queueing.records import Kind
 from runtime.server.answers.embeddings import EmbeddingWording
-from runtime.server.answers.kept import SettledBody, settle
+from runtime.server.answers.kept import SettledBody, is_answered_at_once, settle
 from runtime.server.answers.messages import MessageWording, MessageWriter, message_failure, reworded_refusal
 from runtime.server.answers.responses import ResponseWording, ResponseWriter, response_failure
 from runtime.server.context import Service
@@ -39,6 +39,7 @@ class AnswerForm:
         end: What ends a stream.
         reworded: Returns a stored error, by its status and document, in the form's own shape; None: it has that.
         settle: Returns a body that refers to nothing stored, and whether its answer is kept; None: a body is as it is.
+        at_once: Returns whether a body asks to be answered before its answer is there; None: none does.
     """
 
     kind: Kind
@@ -51,6 +52,7 @@ class AnswerForm:
     end: bytes = b""
     reworded: Callable[[int, bytes], bytes] | None = None
     settle: Callable[[Service, RequestStore | None, bytes, str], Awaitable[SettledBody]] | None = None
+    at_once: Callable[[Service, bytes], Awaitable[bool]] | None = None
 
 
 def _plain_failure(error: RequestError, sent: int) -> bytes:
@@ -91,6 +93,7 @@ FORMS: tuple[AnswerForm, ...] = (
         ResponseWriter,
         response_failure,
         settle=settle,
+        at_once=is_answered_at_once,
     ),
     AnswerForm(
         "message",

@@ -104,7 +104,7 @@ def response_frame(body: ResponseBody, id: str, created: int, model: str, status
         "object": "response",
         "created_at": created,
         "status": status,
-        "background": False,
+        "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,

@@ -173,8 +173,10 @@ class LineCheck:
         if found.url != self._endpoint:
             raise RequestError(f"url must be the batch's endpoint {self._endpoint}", param="url", code="mismatched_url")
         body = parse(ENDPOINTS[self._endpoint], raw)
-        if isinstance(body, ResponseBody) and (body.store or body.previous_response_id is not None):
-            raise unsupported("body.store" if body.store else "body.previous_response_id", "lines are not kept")
+        if isinstance(body, ResponseBody):
+            for field in ("store", "previous_response_id", "background"):
+                if getattr(body, field) not in (None, False):
+                    raise unsupported(f"body.{field}", "lines are not kept")
         if isinstance(body, GeneratingBody) and body.stream:
             raise RequestError("a line of a batch is not streamed", param="body.stream", code="unsupported_parameter")
         self._check_body(body)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from blake3 import blake3
 from starlette.requests import ClientDisconnect, Request
@@ -12,13 +13,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtime.frontend.errors import RequestError, unavailable
+from runtime.queueing.records import DurableRequest
 from runtime.server.answers.forms import AnswerForm
-from runtime.server.answers.kept import SettledBody
+from runtime.server.answers.kept import SettledBody, find_kept
 from runtime.server.auth import principal
 from runtime.server.context import Service
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.runs import DurableRuns
-from runtime.server.durable.transcript import behind
+from runtime.server.durable.transcript import EVENT_END, behind
 from runtime.server.openai.responses import as_request_error
 from runtime.server.openai.sse import Outlet
 from runtime.server.request_body import read_body, while_connected
@@ -64,14 +66,50 @@ async def answer_durably(
         name = form.prefix + (key or str(request.state.request_id))
         run = await durable.accept(form, raw, name, owner, key, settled)
         async with while_connected(request.receive):
-            await write_run(form, run, number, request.scope, request.receive, send)
+            if form.at_once is not None and await form.at_once(service, raw):
+                await (await _begun(service, durable, run, owner))(request.scope, request.receive, send)
+            else:
+                await write_run(form, run, number, request.scope, request.receive, send)
     except ClientDisconnect:
         return
 
 
-async def write_run(form: AnswerForm, run: DurableRun, number: int, scope: Scope, receive: Receive, send: Send) -> None:
-    """Write what a run publishes behind the events of `number` if it streams, else its answer once there is one."""
-    async with aclosing(_events(run, number)) as events:
+async def _begun(service: Service, durable: DurableRuns, run: DurableRun, owner: str) -> Response:
+    """Return a response as it is once it is kept. Raises what has kept it from being stored."""
+    await run.stored.wait()
+    if run.error is not None:
+        raise run.error
+    found = await find_kept(service, durable.store, run.id, owner)
+    if found is None:
+        raise RequestError("The response was removed.", status=404, code="response_not_found")
+    return Response(found.document(), media_type="application/json")
+
+
+async def run_to_follow(durable: DurableRuns, found: DurableRequest) -> DurableRun:
+    """Return the run of a request: the one here, one that has its answer, or else one that follows or resumes it.
+
+    Raises RequestError for a line of a batch that does not run here and has not ended; StoreError.
+    """
+    if (here := durable.find(found.id)) is not None:
+        return here
+    answer = await durable.store.answer(found.id)
+    if answer is None and found.batch is None and not durable.parking:
+        return durable.find(found.id) or durable.start(replace(found, state="queued", body=None))
+    if answer is None:
+        raise RequestError("The request does not run now.", status=409, code="request_not_running")
+    run = DurableRun(found.id, found.principal, found.digest)
+    run.close(answer)
+    return run
+
+
+async def write_run(
+    form: AnswerForm, run: DurableRun, number: int, scope: Scope, receive: Receive, send: Send, skipped: int = 0
+) -> None:
+    """Write what a run publishes behind the events of `number` if it streams, else its answer once there is one.
+
+    `skipped`: of these events so many are left out.
+    """
+    async with aclosing(_events(run, number)) as found, aclosing(_behind(found, skipped)) as events:
         first = await anext(events, None)
         if first is None:
             await _write_answer(form, run, scope, receive, send)
@@ -85,7 +123,7 @@ async def write_run(form: AnswerForm, run: DurableRun, number: int, scope: Scope
             except ClientDisconnect:
                 raise
             except Exception as error:  # the request was put down: the stream is not at its end
-                await out.write(form.failure(as_request_error(error), out.events), more=False)
+                await out.write(form.failure(as_request_error(error), skipped + out.events), more=False)
                 return
             await out.write(b"", more=False)
 
@@ -102,6 +140,18 @@ async def _events(run: DurableRun, number: int) -> AsyncGenerator[bytes, None]:
         yield data
     if not streams and run.published:
         yield b""
+
+
+async def _behind(events: AsyncIterator[bytes], count: int) -> AsyncGenerator[bytes, None]:
+    """Yield a stream without its first events; b"" for what had only such."""
+    async for data in events:
+        if not count:
+            yield data
+            continue
+        each = data.split(EVENT_END)
+        left_out = min(count, len(each) - 1)
+        count -= left_out
+        yield EVENT_END.join(each[left_out:])
 
 
 async def _write_answer(form: AnswerForm, run: DurableRun, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,7 @@ from runtime.queueing.records import ENDED, DurableRequest
 from runtime.server.answers.forms import form_of_kind
 from runtime.server.auth import principal
 from runtime.server.context import Service
-from runtime.server.durable.answering import last_event, write_run
-from runtime.server.durable.run import DurableRun
+from runtime.server.durable.answering import last_event, run_to_follow, write_run
 from runtime.server.durable.runs import DurableRuns
 from runtime.server.openai.responses import reply
 from runtime.server.request_body import while_connected
@@ -86,28 +84,12 @@ class RequestEvents:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         found, number = await _find(self._service, self._durable, request), last_event(request)
-        run = self._durable.find(found.id)
-        if run is None:
-            run = await self._at_rest(found)
+        run = await run_to_follow(self._durable, found)
         try:
             async with while_connected(receive):
                 await write_run(form_of_kind(found.kind), run, number, scope, receive, send)
         except ClientDisconnect:
             return
-
-    async def _at_rest(self, found: DurableRequest) -> DurableRun:
-        """Return a run of a request that does not run here: with its answer, else one that follows or resumes it.
-
-        Raises RequestError for a line of a batch that has not ended.
-        """
-        answer = await self._durable.store.answer(found.id)
-        if answer is None and found.batch is None and not self._durable.parking:
-            return self._durable.find(found.id) or self._durable.start(replace(found, state="queued", body=None))
-        if answer is None:
-            raise RequestError("The request does not run now.", status=409, code="request_not_running")
-        run = DurableRun(found.id, found.principal, found.digest)
-        run.close(answer)
-        return run
 
 
 async def _find(service: Service, durable: DurableRuns, request: Request) -> DurableRequest:

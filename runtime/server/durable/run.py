@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from runtime.frontend.errors import RequestError
 from runtime.queueing.records import StoredAnswer
 from runtime.server.durable.transcript import Chunk, joined
 
@@ -19,6 +20,7 @@ class DurableRun:
         error: Why this server has put the request down without an answer.
         task: The task that runs it.
         delivered: Set once the broker has given the request to this server.
+        stored: Set once the store has the request, or the run is over.
         elsewhere: Another server runs it, and the task reads what that one writes.
     """
 
@@ -30,6 +32,7 @@ class DurableRun:
         self.error: Exception | None = None
         self.task: asyncio.Task[None] | None = None
         self.delivered = asyncio.Event()
+        self.stored = asyncio.Event()
         self.elsewhere = False
         self._chunks: list[Chunk] = []
         self._over = False
@@ -51,6 +54,7 @@ class DurableRun:
         """End with an answer that is in the store, or put the request down. Later calls change nothing."""
         if not self._over:
             self.answer, self.error, self._over = answer, error, True
+            self.stored.set()
             self._tell_followers()
 
     async def answered(self) -> StoredAnswer | None:
@@ -79,3 +83,16 @@ class DurableRun:
     def _tell_followers(self) -> None:
         news, self._news = self._news, asyncio.get_running_loop().create_future()
         news.set_result(None)
+
+
+def matching_run(run: DurableRun | None, digest: bytes) -> DurableRun | None:
+    """Return the run. Raises RequestError 422 if it is of another body."""
+    if run is not None and run.digest != digest:
+        raise key_reused()
+    return run
+
+
+def key_reused() -> RequestError:
+    """Return the error for an `Idempotency-Key` that came with another body before."""
+    message = "This Idempotency-Key came with another body before."
+    return RequestError(message, status=422, param="Idempotency-Key", code="idempotency_key_reused")

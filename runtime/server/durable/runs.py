@@ -22,7 +22,7 @@ from typing import Any
 from blake3 import blake3
 
 from runtime.frontend.assemble import Receipt
-from runtime.frontend.errors import RequestError, unavailable
+from runtime.frontend.errors import RequestError, overloaded, unavailable
 from runtime.queueing import requests
 from runtime.queueing.broker import INTERACTIVE, RabbitIntake
 from runtime.queueing.database import QueueDatabase
@@ -33,7 +33,7 @@ from runtime.server.answers.kept import SettledBody
 from runtime.server.context import Service
 from runtime.server.durable.execution import Execution, Seat
 from runtime.server.durable.following import LOOK, Follower
-from runtime.server.durable.run import DurableRun
+from runtime.server.durable.run import DurableRun, key_reused, matching_run
 from runtime.server.durable.store import RequestStore
 from runtime.server.openai.responses import dump
 from runtime.server.request_runner import Prepared, prepare_served
@@ -161,7 +161,7 @@ class DurableRuns:
             settled: What the body becomes, where that is known.
 
         Raises:
-            RequestError: 422 where another body came with this key; what is wrong with the body; 503.
+            RequestError: 422 where another body came with this key; what is wrong with the body; 429; 503.
             StoreError: The store cannot be read.
         """
         digest = blake3(form.kind.encode() + b"\0" + raw).digest()
@@ -172,12 +172,16 @@ class DurableRuns:
         seed, now = secrets.randbelow(2**62), time.monotonic_ns()
         receipt = Receipt(request, created // 10**9, now, seed, principal=principal)
         if form.settle is not None:
-            raw = (settled or await form.settle(self._service, self.store, raw, principal)).raw
+            settled = settled or await form.settle(self._service, self.store, raw, principal)
+            raw = settled.raw
         prepared = await prepare_served(self._service, form.body, raw, receipt)
-        if (known := self._matching(self._runs.get(request), digest)) is not None:  # the same one has come meanwhile
+        if (known := matching_run(self._runs.get(request), digest)) is not None:  # the same one has come meanwhile
             return known
         if self.parking:
             raise unavailable("The server is shutting down.")
+        most = self._service.config.max_queued
+        if settled is not None and settled.background and len(self._runs) >= most:  # no connection bounds those
+            raise overloaded(f"The server is full: {len(self._runs)} requests wait or run. Try again later.")
         waits = self._places.locked() or self._broker is not None
         stored = DurableRequest(
             id=request,
@@ -236,7 +240,7 @@ class DurableRuns:
 
     async def _known(self, request: str, principal: str, key: str | None, digest: bytes) -> DurableRun | None:
         """Return the run of an id that is known, started if this server had put it down; None for a new one."""
-        if (run := self._matching(self._runs.get(request), digest)) is not None:
+        if (run := matching_run(self._runs.get(request), digest)) is not None:
             return run
         if key is None:  # its id is new
             return None
@@ -250,13 +254,7 @@ class DurableRuns:
         elif run is None:
             run = DurableRun(stored.id, stored.principal, stored.digest)
             run.close(answer)
-        return self._matching(run, digest)
-
-    def _matching(self, run: DurableRun | None, digest: bytes) -> DurableRun | None:
-        """Return the run. Raises RequestError 422 if it is of another body."""
-        if run is not None and run.digest != digest:
-            raise _reused()
-        return run
+        return matching_run(run, digest)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -299,10 +297,12 @@ class DurableRuns:
         if not fresh:  # another server was sent the same one, or it has ended meanwhile
             stored = await self.store.read(partial(requests.get, request=run.id))
             if stored is not None and stored.digest != request.digest:
-                run.close(None, _reused())
+                run.close(None, key_reused())
             else:
                 await self._resume(run, replace(request, state="queued", body=None))
-        elif prepared is None:
+            return
+        run.stored.set()
+        if prepared is None:
             await self._resume(run, replace(request, body=None))
         else:
             async with self._places:
@@ -310,6 +310,7 @@ class DurableRuns:
 
     async def _resume(self, run: DurableRun, request: DurableRequest) -> None:
         """Claim a stored request once there is a place, and run it; follow it while another server has it."""
+        run.stored.set()
         while True:
             async with self._places, self._alone(request):
                 claimed = await self.store.claim(request)
@@ -390,11 +391,6 @@ class DurableRuns:
             except StoreError as error:
                 _log.warning("old answers could not be removed: %s", error)
             await asyncio.sleep(EXPIRY_PAUSE)
-
-
-def _reused() -> RequestError:
-    message = "This Idempotency-Key came with another body before."
-    return RequestError(message, status=422, param="Idempotency-Key", code="idempotency_key_reused")
 
 
 def _given_up() -> StoredAnswer:

@@ -18,7 +18,8 @@ from runtime.server.openai.sse import StreamWriter
 from runtime.server.request_runner import Prepared
 from runtime.types import SequenceRequest, TokenEvent
 
-_SEPARATOR = b"\n\n"
+#: What ends a server-sent event.
+EVENT_END = b"\n\n"
 _ID = b"id: "
 
 
@@ -103,7 +104,7 @@ def broken_off(form: AnswerForm, published: Sequence[Chunk], error: RequestError
     if not published:
         return []
     count = published[-1].number + 1
-    sent = sum(chunk.data.count(_SEPARATOR) for chunk in published)
+    sent = sum(chunk.data.count(EVENT_END) for chunk in published)
     broken = Chunk(count, _numbered(count, form.failure(error, sent)))
     return [broken, Chunk(count + 1, form.end)] if form.end else [broken]
 
@@ -112,20 +113,20 @@ def behind(stream: bytes, number: int) -> bytes:
     """Return the part of a whole stream behind the chunk of a number, or of the last one before it."""
     if number < 0:
         return stream
-    events = stream.split(_SEPARATOR)
+    events = stream.split(EVENT_END)
     seen = 0
     for position, each in enumerate(events):
         if each.startswith(_ID) and int(each[len(_ID) : each.index(b"\n")]) <= number:
             seen = position + 1
-    return _SEPARATOR.join(events[seen:])
+    return EVENT_END.join(events[seen:])
 
 
 def chunks_of(stream: bytes) -> list[Chunk]:
     """Return the chunks of a whole stream: events without a number belong to the next one, at the end to one more."""
     chunks: list[Chunk] = []
     held = b""
-    for each in stream.split(_SEPARATOR)[:-1]:
-        held += each + _SEPARATOR
+    for each in stream.split(EVENT_END)[:-1]:
+        held += each + EVENT_END
         if each.startswith(_ID):
             chunks.append(Chunk(int(each[len(_ID) : each.index(b"\n")]), held))
             held = b""
@@ -136,8 +137,8 @@ def chunks_of(stream: bytes) -> list[Chunk]:
 
 def _numbered(number: int, events: bytes) -> bytes:
     """Return events with a number on the last of them: a client that has it has them all."""
-    at = events.rfind(_SEPARATOR, 0, -len(_SEPARATOR))
-    at = 0 if at < 0 else at + len(_SEPARATOR)
+    at = events.rfind(EVENT_END, 0, -len(EVENT_END))
+    at = 0 if at < 0 else at + len(EVENT_END)
     return b"%b%b%d\n%b" % (events[:at], _ID, number, events[at:])
 
 

@@ -119,14 +119,16 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "response_format": "Refused: give `text`.",
         "text": "With `format`: constrains the answer, as a chat's `response_format` ([structured.md](structured.md)).",
         "previous_response_id": "A kept response, behind whose conversation `input` goes on.",
-        "store": "Whether the response is kept, on a server with `--queue`. Default: there, it is.",
+        "store": "Whether the response is kept, on a server with `--queue`. Default: there, it is. With `background`: "
+        "always.",
         "metadata": "Comes back with the response.",
         "include": "`message.output_text.logprobs`: texts have the log-probabilities of their tokens. "
         "`reasoning.encrypted_content`: there is none. Anything else is refused.",
         "top_logprobs": "Alternatives per token; needs `include`.",
         "truncation": "Refused unless it is `disabled`.",
+        "background": "Answer at once: the response runs on, and is shown, followed and cancelled by its id.",
         **dict.fromkeys(
-            ("background", "conversation", "prompt", "reasoning", "max_tool_calls"),
+            ("conversation", "prompt", "reasoning", "max_tool_calls"),
             "Refused unless empty.",
         ),
     },

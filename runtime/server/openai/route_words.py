@@ -58,7 +58,10 @@ _RESPONSE = (
     """"in_progress" | "failed" | "cancelled", "error", "incomplete_details", "model", "output": [message | """
     """function_call], "usage": {"input_tokens", "output_tokens", "total_tokens", …}, …}; see [apis.md](apis.md)"""
 )
-_NO_RESPONSE = {404: "no kept response of that id", 501: _NO_QUEUE}
+_NO_RESPONSE = {
+    404: "no kept response of that id",
+    501: "the server runs without `--queue`, and has no response of that id in the background",
+}
 _LIST = """{{"object": "list", "data": [{}], "first_id", "last_id", "has_more"}}"""
 
 _NO_HEADER = "without the header `X-Zoo-Page`"
@@ -112,7 +115,14 @@ ROUTES: Mapping[str, Said] = {
         _RESPONSE,
         errors=_GENERATING | {413: "the body, or the conversation that it continues, is larger than 8 MiB"},
     ),
-    "GET /v1/responses/{id}": Said(_RESPONSE, errors=_NO_RESPONSE),
+    "GET /v1/responses/{id}": Said(
+        _RESPONSE,
+        "`stream`: true for its events; `starting_after`: the number of an event, behind which they begin",
+        _NO_RESPONSE | {400: "a wrong query, or it was not asked for as a stream"},
+    ),
+    "POST /v1/responses/{id}/cancel": Said(
+        _RESPONSE, errors=_NO_RESPONSE | {400: "it was not asked for with `background`"}
+    ),
     "DELETE /v1/responses/{id}": Said("""{"id", "object": "response", "deleted": true}""", errors=_NO_RESPONSE),
     "GET /v1/responses/{id}/input_items": Said(
         _LIST.format("""{"id", "type", "role", "content"}"""),

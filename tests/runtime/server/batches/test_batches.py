@@ -95,7 +95,9 @@ def _nameless(value: Any) -> Any:
     return [{**each, "id": ""} for each in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("more", [{"store": True}, {"previous_response_id": "resp_1"}, {"stream": True}])
+@pytest.mark.parametrize(
+    "more", [{"store": True}, {"previous_response_id": "resp_1"}, {"stream": True}, {"background": True}]
+)
 def test_a_line_is_no_kept_response(client: openai.OpenAI, more: dict[str, Any]) -> None:
     body = {"model": "org/base", "input": "hi", **more}
     lines = [{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}]
