@@ -215,7 +215,12 @@ ROUTES: Mapping[str, Said] = {
         f"{_HTML}; without a key a redirect (303) to the models", query="`next`: the view to go on to"
     ),
     "POST /ui/login": Said(
-        "a redirect (303) with the session's cookie", errors={401: "not the key", 403: "sent from another site"}
+        "a redirect (303) with the session's cookie",
+        errors={
+            401: "not the key",
+            403: "sent from another site",
+            429: "10 wrong keys from the address, or 60 altogether, within a minute; see `Retry-After`",
+        },
     ),
     "POST /ui/logout": Said("a redirect (303) to the login", errors={403: "sent from another site"}),
     "GET /ui/zoo.css": Said("CSS"),

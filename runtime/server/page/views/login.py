@@ -7,9 +7,10 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from runtime.frontend.errors import RequestError
+from runtime.frontend.errors import RequestError, overloaded
 from runtime.server.page.context import PageContext
 from runtime.server.page.links import HOME, LOGIN, own_page
+from runtime.server.page.login_limit import LoginLimit
 from runtime.server.page.rendering import HEADERS, Frame, explained, html
 from runtime.server.page.sessions import SESSION_SECONDS, cookie_name
 from runtime.server.request_body import read_body
@@ -27,6 +28,7 @@ class Login:
 
     def __init__(self, context: PageContext) -> None:
         self.context = context
+        self._limit = LoginLimit()
 
     @explained(_frame)
     async def form(self, request: Request) -> Response:
@@ -48,8 +50,13 @@ class Login:
         target = own_page(form.get("next", [HOME])[0])
         if sessions is None:
             return _onward(target)
+        address = "" if request.client is None else request.client.host
+        # From here on nothing is awaited: logins that come at once are counted one by one.
+        if (wait := self._limit.wait_seconds(address)) is not None:
+            raise overloaded(f"Too many wrong keys were tried. The next one is taken in {wait} s.", wait)
         session = sessions.begin(form.get("key", [""])[0])
         if session is None:
+            self._limit.count_failure(address)
             return self._form(target, wrong=True)
         response = _onward(target)
         response.set_cookie(
