@@ -51,7 +51,7 @@ class BlockReader:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self._open: Block | None = None
-        #: Entries of tokens whose text has not come: it is held back, or belongs to a call.
+        #: Entries of tokens without a text so far: it is held back, or belongs to a call.
         self._held: list[TokenEntry] = []
 
     def read(self, piece: TextPiece) -> Iterator[BlockChange]:

@@ -138,21 +138,25 @@ def test_a_stream_that_was_left_is_taken_up_behind_any_event(start: Start) -> No
             first = next(response.iter_bytes()).decode()
         name = events_of(first)[0]["response"]["id"]
         assert events_of(first)[0]["response"]["background"] is True
-        following: list[str] = []
-        follow = lambda: following.append(  # noqa: E731
-            http.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": 1}).text
-        )
-        reader = threading.Thread(target=follow)
-        reader.start()  # while it runs
+        followed: dict[int, str] = {}
+
+        def follow(after: int) -> None:
+            query = {"stream": "true", "starting_after": str(after)}
+            followed[after] = http.get(f"/v1/responses/{name}", params=query).text
+
+        readers = [threading.Thread(target=follow, args=(after,)) for after in (1, 8)]
+        for reader in readers:  # while it runs; event 8 has not come yet
+            reader.start()
         time.sleep(0.2)
         brake.free()
-        reader.join(20)
+        for reader in readers:
+            reader.join(20)
         whole = http.get(f"/v1/responses/{name}", params={"stream": "true"})
         assert whole.headers["content-type"].startswith("text/event-stream") and whole.text.startswith(first)
         events = events_of(whole.text)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert events[-1]["type"] == "response.incomplete" and events[-1]["response"] == shown(http, name)
-        assert events_of(following[0]) == events[2:]
+        assert events_of(followed[1]) == events[2:] and events_of(followed[8]) == events[9:] != []
         for after in (0, 4, len(events) - 2, len(events) - 1, 10**6):
             rest = http.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": after})
             assert events_of(rest.text) == events[after + 1 :]
