@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.shared.documents import alias_document, change_document, targets_text
+from cli.shared.documents import targets_text
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table
 from zoo.errors import InputError, NotFound
 
@@ -61,14 +61,14 @@ def _changes(zoo: Zoo, name: str) -> Sequence[AliasChange]:
 
 def _show(found: Alias, as_json: bool) -> None:
     if as_json:
-        print_json(alias_document(found))
+        print_json(found.document())
     else:
         print(f"{found.name} -> {targets_text(found.now)}")
 
 
 def _list(found: Sequence[Alias], as_json: bool) -> None:
     if as_json:
-        print_json({"aliases": [alias_document(each) for each in found]})
+        print_json({"aliases": [each.document() for each in found]})
     elif not found:
         print("no aliases: `zoo alias NAME MODEL` makes one")
     else:
@@ -81,7 +81,7 @@ def _list(found: Sequence[Alias], as_json: bool) -> None:
 
 def _show_history(changes: Sequence[AliasChange], as_json: bool) -> None:
     if as_json:
-        print_json({"alias": changes[0].alias, "changes": [change_document(each) for each in changes]})
+        print_json({"alias": changes[0].alias, "changes": [each.document() for each in changes]})
         return
     rows = [(f"{each.created:%Y-%m-%d %H:%M:%S}", each.act, targets_text(each), _figures(each)) for each in changes]
     print_table(("when (UTC)", "what", "points to", "since"), rows)

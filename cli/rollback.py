@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.shared.documents import alias_document, targets_text
+from cli.shared.documents import targets_text
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json
 
 
@@ -22,6 +22,6 @@ def rollback(
     with Zoo(store, database, create=False) as zoo:
         alias = zoo.roll_back(name)
     if as_json:
-        print_json(alias_document(alias))
+        print_json(alias.document())
     else:
         print(f"{alias.name} -> {targets_text(alias.now)}")

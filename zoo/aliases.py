@@ -1,4 +1,4 @@
-"""Set aliases from what a user types: `run@step-300`, or shares such as `a:90,b:10`.
+"""Set aliases from what a user types, and roll them back: `run@step-300`, or shares such as `a:90,b:10`.
 
 The catalogue has the rules (`zoo.catalog.writer`); a running server follows the catalogue (`runtime.server.aliases`).
 """
@@ -37,6 +37,12 @@ def set_alias(
             if expected != (0 if found is None else found.now.id):
                 raise InUse(f"alias {name!r} was changed meanwhile: nothing was done")
         return writer.set_alias(name, targets_of(writer, wanted), act, figures)
+
+
+def roll_back(store: Store, name: str) -> Alias:
+    """Let an alias point to what it pointed to before. Raises NotFound, InputError: as `Writer.roll_back`."""
+    with store.catalog.writing() as writer:
+        return writer.roll_back(name)
 
 
 def targets_of(reader: Reader, wanted: str) -> tuple[AliasTarget, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from zoo.aliases import set_alias
+from zoo.aliases import roll_back, set_alias
 from zoo.catalog import ModelEntry, ModelSummary
 from zoo.errors import InputError
 from zoo.handle import ModelHandle
@@ -196,8 +196,7 @@ class Zoo:
 
     def roll_back(self, alias: str) -> Alias:
         """Let an alias point to what it pointed to before. Raises NotFound, InputError."""
-        with self.store.catalog.writing() as writer:
-            return writer.roll_back(alias)
+        return roll_back(self.store, alias)
 
     def delete_alias(self, name: str) -> None:
         """Delete an alias; its models and its history stay. Raises NotFound."""

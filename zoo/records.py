@@ -87,6 +87,16 @@ class AliasChange:
     figures: Any
     created: datetime
 
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "change": self.id,
+            "act": self.act,
+            "targets": [{"model": target.model, "share": target.share} for target in self.targets],
+            "figures": self.figures,
+            "created": self.created.isoformat(),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Alias:
@@ -107,6 +117,11 @@ class Alias:
     @property
     def targets(self) -> tuple[AliasTarget, ...]:
         return self.now.targets
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON, as `zoo alias --json` prints it."""
+        before = None if self.before is None else self.before.document()["targets"]
+        return {"alias": self.name, **self.now.document(), "before": before}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo.catalog import ModelSummary
-    from zoo.records import Alias, AliasChange
+    from zoo.records import AliasChange
 
 
 def model_document(model: ModelSummary) -> dict[str, Any]:
@@ -22,23 +22,6 @@ def model_document(model: ModelSummary) -> dict[str, Any]:
         "bytes_own": model.bytes_own,
         "source": model.source,
         "created": model.created.isoformat(),
-    }
-
-
-def alias_document(alias: Alias) -> dict[str, Any]:
-    """Return an alias as `zoo alias --json` prints it."""
-    before = None if alias.before is None else change_document(alias.before)["targets"]
-    return {"alias": alias.name, **change_document(alias.now), "before": before}
-
-
-def change_document(change: AliasChange) -> dict[str, Any]:
-    """Return one change of an alias as JSON."""
-    return {
-        "change": change.id,
-        "act": change.act,
-        "targets": [{"model": target.model, "share": target.share} for target in change.targets],
-        "figures": change.figures,
-        "created": change.created.isoformat(),
     }
 
 

@@ -101,7 +101,7 @@ def routes_of(
         Route("/health", routes.health, methods=["GET"]),
         Route("/live", routes.live, methods=["GET"]),
         Route("/metrics", routes.metrics, methods=["GET"]),
-        *AliasRoutes(aliases).routes(),
+        *AliasRoutes(aliases, service.config.api_key is not None).routes(),
         Route("/zoo/models", routes.zoo_models, methods=["GET"]),
         Route("/zoo/state", routes.zoo_state, methods=["GET"]),
         Route("/zoo/ledger", routes.zoo_ledger, methods=["GET"]),

@@ -42,11 +42,15 @@ class _Failure:
 
 
 class AliasFollower:
-    """Keeps the aliases of one server's `ServedModels` as the catalogue has them. Belongs to the event loop."""
+    """Keeps the aliases of one server's `ServedModels` as the catalogue has them. Belongs to the event loop.
+
+    Attributes:
+        store: Where the aliases are.
+    """
 
     def __init__(self, service: Service, store: Store) -> None:
         self._service = service
-        self._store = store
+        self.store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="zoo-aliases")
         self._wanted: Sequence[ServedAlias] = ()
         self._seen = -1
@@ -91,7 +95,7 @@ class AliasFollower:
 
     def _read(self, seen: int) -> tuple[int, list[ServedAlias]] | None:
         """Return the latest change and all aliases; None if there is none behind `seen`."""
-        with self._store.catalog.reading() as reader:
+        with self.store.catalog.reading() as reader:
             latest = reader.latest_alias_change()
             return None if latest == seen else (latest, [_served(alias) for alias in reader.aliases()])
 

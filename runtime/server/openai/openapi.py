@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.role_config import RoleName
+from runtime.server.aliases.routes import AliasOrder, RollbackOrder
 from runtime.server.answers.message_errors import has_message_errors
 from runtime.server.auth import OPEN_ROUTES
 from runtime.server.batches.batch_service import BatchOrder
@@ -129,12 +130,15 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
 def _other_bodies() -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
     """Return the schemas of bodies that are no pydantic models by method and path, and those that they refer to."""
     template = _SCHEMAS.format(model="{name}")
-    (order, roles), schemas = msgspec.json.schema_components((BatchOrder, dict[str, RoleName]), ref_template=template)
+    kinds = (BatchOrder, dict[str, RoleName], AliasOrder, RollbackOrder)
+    (order, roles, alias, rollback), schemas = msgspec.json.schema_components(kinds, ref_template=template)
     return {
         "POST /v1/files": _FORM,
         "POST /ui/login": _LOGIN,
         "POST /v1/batches": order,
         "POST /zoo/roles": roles,
+        "POST /zoo/aliases": alias,
+        "POST /zoo/aliases/rollback": rollback,
     }, dict(schemas)
 
 

@@ -15,13 +15,14 @@ from starlette.responses import Response
 
 from runtime.frontend.errors import RequestError
 from runtime.server.answers.message_errors import has_message_errors, message_refusal
-from zoo.errors import AmbiguousName, InputError, InUse, NotFound, StoreError, Unavailable, ZooError
+from zoo.errors import AmbiguousName, InputError, InUse, NameTaken, NotFound, StoreError, Unavailable, ZooError
 
 #: First match wins: subclasses before their bases.
 _STATUS: tuple[tuple[type[ZooError], int, str], ...] = (
     (NotFound, 404, "model_not_found"),
     (AmbiguousName, 404, "model_not_found"),
     (InUse, 409, "in_use"),
+    (NameTaken, 409, "name_taken"),
     (Unavailable, 503, "unavailable"),
     (StoreError, 500, "store_error"),
     (InputError, 400, "invalid_input"),

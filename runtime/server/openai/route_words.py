@@ -65,6 +65,12 @@ _NO_RESPONSE = {
 _LIST = """{{"object": "list", "data": [{}], "first_id", "last_id", "has_more"}}"""
 
 _NO_HEADER = "without the header `X-Zoo-Page`"
+_ALIAS = (
+    """{"alias", "change", "act": "set" | "rollback", "targets": [{"model", "share"}], "figures", "created", """
+    """"before": [{"model", "share"}] | null}, as the catalogue has it from now on; `GET /zoo/aliases` says when it """
+    """is switched here"""
+)
+_NO_ALIAS = {403: "a client's key, or the server has none", 404: "no stored model of that name"}
 _UPKEEP = {403: f"{_NO_HEADER}, or on a server without a key", 409: "the store is being verified or collected already"}
 _HTML = "HTML, or with an error's status a page that says it"
 
@@ -91,6 +97,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "endpoint": "/v1/completions",
         "completion_window": "24h",
     },
+    "POST /zoo/aliases": {"name": "prod", "target": "run@step-300"},
+    "POST /zoo/aliases/rollback": {"name": "prod"},
     "POST /zoo/roles": {"agent-0": "prefill", "agent-1": "decode"},
 }
 
@@ -228,6 +236,18 @@ ROUTES: Mapping[str, Said] = {
     "GET /zoo/aliases": Said(
         """{"aliases": [{"name", "targets": [{"model", "share"}] | null, "change", "wanted": {"targets", "change"} """
         """| null, "error"}]}; `wanted` is a change that waits for its models, `error` why they cannot be served"""
+    ),
+    "POST /zoo/aliases": Said(
+        _ALIAS,
+        errors=_NO_ALIAS
+        | {
+            400: "a wrong field, shares that do not add up to 100, a target that does not answer by itself",
+            409: "a model has the name, or the alias has changed since `expected`",
+        },
+    ),
+    "POST /zoo/aliases/rollback": Said(
+        _ALIAS,
+        errors=_NO_ALIAS | {400: "it has pointed to nothing else", 404: "no such alias, or its earlier model is gone"},
     ),
     "GET /zoo/models": Said(
         """{"models": [{"name", "kind", "base", "family", "params", "blocks", "bytes", "bytes_own", …, "loaded"}]}"""

@@ -70,7 +70,7 @@ def test_the_key_guards_the_list(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with following(tokenizer, tmp_path, "base", config=key) as (server, _), server.http() as http:
         assert shown(http)["targets"] == [{"model": "org/base", "share": 100}]
         assert http.get("/zoo/aliases", headers={"Authorization": "Bearer other"}).status_code == 401
-        assert http.post("/zoo/aliases").status_code == 405
+        assert http.put("/zoo/aliases").status_code == 405
 
 
 def test_a_running_server_follows_every_change(tokenizer: Tokenizer, tmp_path: Path) -> None:
