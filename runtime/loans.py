@@ -12,6 +12,7 @@ import msgspec
 from msgspec import structs
 
 from runtime.chains import Array
+from runtime.policy.lending.shipping import Shipping
 from runtime.types import PlaceChange, SentAway
 
 
@@ -29,6 +30,7 @@ class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
         dtype: Type of K and V.
         scaling: Factor on the logits; 0: 1 / sqrt(head_dim).
         softcap: Soft cap on the logits; 0: none.
+        pull: Ask for the pages instead, without queries: uint8 [pages, bytes of a page], rows back to back (IL-28).
     """
 
     loans: tuple[tuple[int, ...], ...]
@@ -39,6 +41,7 @@ class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
     dtype: str = ""
     scaling: float = 0.0
     softcap: float = 0.0
+    pull: bool = False
 
 
 def with_change(away: Sequence[SentAway], change: PlaceChange) -> tuple[SentAway, ...]:
@@ -68,8 +71,8 @@ class LoanLink(Protocol):
 class LoanEngine(Protocol):
     """Define an engine that attends to K and V on other devices, and for them."""
 
-    def borrow(self, link: LoanLink) -> None:
-        """Reach creditors over this link from now on. Call it once, before any step."""
+    def borrow(self, link: LoanLink, shipping: Shipping = "query") -> None:
+        """Reach creditors over this link from now on. Call it once, before any step. `shipping`: what travels."""
         ...
 
     def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
@@ -80,6 +83,8 @@ class LoanEngine(Protocol):
 
     def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return attention to lent tokens and its log-sum-exp: float32 [tokens, heads, head_dim], [tokens, heads].
+
+        Of a query with `pull`, the pages.
 
         From a thread of its own, while steps run. Raises `runtime.types.LoanLost` for an unknown loan, ValueError for a
         query of another shape.

@@ -33,7 +33,7 @@ from benchmarks.reports import deliver
 from runtime.chains import Array
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideServer, side_messengers
 from runtime.config import EngineConfig
-from runtime.engine.attention.away import AwayAttention
+from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages
 from runtime.engine.kernels.paged_attention import native_attention
@@ -42,29 +42,31 @@ from runtime.engine.step.context import AwayRow, PagedMaker, PagedMetadata, RowS
 from runtime.engine.tensors.convert import array_of
 from runtime.kv.pool import Geometry, PagePool
 from runtime.loans import LoanLink, LoanQuery
+from runtime.policy.lending.shipping import Shipping
 from runtime.types import SentAway
 
-_HEADS, _WIDTH, _PAGE = 32, 64, 16
+HEADS, WIDTH, PAGE = 32, 64, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is measured. `layers`: in a round."""
+    """What is measured. `layers`: in a round; `queries`: tokens that attend."""
 
     context: int
     kv_heads: int
     dtype: str
     layers: int
+    queries: int = 1
 
     @property
     def groups(self) -> int:
-        return self.context // _PAGE
+        return self.context // PAGE
 
     def values(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return K and V [context, kv_heads, width] and the query, the same in each process."""
         made, dtype = torch.Generator().manual_seed(0), getattr(torch, self.dtype)
-        k, v = (torch.randn(self.context, self.kv_heads, _WIDTH, generator=made).to(dtype) for _ in range(2))
-        return k, v, torch.randn(1, _HEADS, _WIDTH, generator=made).to(dtype)
+        k, v = (torch.randn(self.context, self.kv_heads, WIDTH, generator=made).to(dtype) for _ in range(2))
+        return k, v, torch.randn(self.queries, HEADS, WIDTH, generator=made).to(dtype)
 
 
 class ContextPart:
@@ -76,13 +78,13 @@ class ContextPart:
             raise RuntimeError("there are no native kernels on this machine")
         self.make: PagedMaker = native_attention(kernels)
         k, v, query = shape.values()
-        half = _PAGE * shape.kv_heads * _WIDTH * k.element_size()
+        half = PAGE * shape.kv_heads * WIDTH * k.element_size()
         self.pool, self.pages = PagePool(2 * half * (last - first), half), torch.randperm(last - first)
-        at = torch.arange((last - first) * _PAGE)
-        mine = slice(first * _PAGE, last * _PAGE)
-        geometry = Geometry(shape.kv_heads, _WIDTH, k.dtype)
-        self.pool.view(geometry, _PAGE).write(self.pages[at // _PAGE], at % _PAGE, k[mine], v[mine])
-        none = torch.empty(0, shape.kv_heads, _WIDTH, dtype=k.dtype)
+        at = torch.arange((last - first) * PAGE)
+        mine = slice(first * PAGE, last * PAGE)
+        geometry = Geometry(shape.kv_heads, WIDTH, k.dtype)
+        self.pool.view(geometry, PAGE).write(self.pages[at // PAGE], at % PAGE, k[mine], v[mine])
+        none = torch.empty(0, shape.kv_heads, WIDTH, dtype=k.dtype)
         self.now, self._first, self._shape = Tokens(query, none, none, AttentionSettings()), first, shape
 
     def paging(self, away: Sequence[SentAway]) -> PagedMetadata:
@@ -91,7 +93,7 @@ class ContextPart:
         tables[0, 0, self._first : self._first + len(self.pages)] = self.pages
         empty = torch.empty(0, dtype=torch.int64)
         return PagedMetadata(
-            self.pool, _PAGE, None, (RowSpan(0, 1, self._shape.context - 1),), tables,
+            self.pool, PAGE, None, (RowSpan(0, 1, self._shape.context - 1),), tables,
             torch.tensor([self._shape.context]), empty.view(1, 0), empty, None,
             (AwayRow(0, 0, tuple(away)),) if away else (),
         )  # fmt: skip
@@ -103,10 +105,10 @@ class CreditorEngine:
     def __init__(self, held: ContextPart) -> None:
         self._lent = LentPages(held.make, held.pool.second_lane(), torch.device("cpu"))
         groups = held.pages.view(-1, 1).tolist()
-        self._lent.hold_loan(1, groups, len(groups) * _PAGE)
-        self._lent.hold_loan(2, groups[:1], _PAGE)
+        self._lent.hold_loan(1, groups, len(groups) * PAGE)
+        self._lent.hold_loan(2, groups[:1], PAGE)
 
-    def borrow(self, link: LoanLink) -> None: ...
+    def borrow(self, link: LoanLink, shipping: Shipping = "query") -> None: ...
 
     def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None: ...
 
@@ -116,10 +118,10 @@ class CreditorEngine:
         return self._lent.attend(query, arrays)
 
 
-def lend(post: Connection, folder: str, shape: Shape) -> None:
-    """Hold the first half of the context until anything comes."""
+def lend(post: Connection, folder: str, shape: Shape, groups: int) -> None:
+    """Hold the first page sets of the context until anything comes."""
     torch.set_num_threads(1)
-    lender = CreditorEngine(ContextPart(shape, 0, shape.groups // 2))
+    lender = CreditorEngine(ContextPart(shape, 0, groups))
     messenger, client = side_messengers("d1", 1, f"unix://{folder}/d1", None, None)
     peers = SidePeers()
     peers.update({"d0": (1, "")})
@@ -134,7 +136,7 @@ def attend_alone(post: Connection, shape: Shape) -> None:
     """Attend to all of the context with two threads, a round for each message, until None comes."""
     torch.set_num_threads(2)
     held = ContextPart(shape, 0, shape.groups)
-    backend, out = held.make(held.paging(())), torch.zeros(1, _HEADS, _WIDTH, dtype=held.now.query.dtype)
+    backend, out = held.make(held.paging(())), torch.zeros(1, HEADS, WIDTH, dtype=held.now.query.dtype)
     while post.recv() is not None:
         begin = time.perf_counter()
         for _ in range(shape.layers):
@@ -148,7 +150,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
     (lender, theirs), (alone, its) = spawn.Pipe(), spawn.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         children = [
-            spawn.Process(target=lend, args=(theirs, folder, shape), daemon=True),
+            spawn.Process(target=lend, args=(theirs, folder, shape, shape.groups // 2), daemon=True),
             spawn.Process(target=attend_alone, args=(its, shape), daemon=True),
         ]
         for child in children:
@@ -157,13 +159,14 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
         peers.update({"d1": (1, lender.recv())})
         server, messenger = side_messengers("d0", 1, f"unix://{folder}/d0", None, None)
         link = SideClient(messenger, peers, 30.0)
+        reached = Creditors(link)
         held, half = ContextPart(shape, shape.groups // 2, shape.groups), shape.context // 2
-        out = torch.zeros(1, _HEADS, _WIDTH, dtype=held.now.query.dtype)
+        out = torch.zeros(1, HEADS, WIDTH, dtype=held.now.query.dtype)
         pairs, error = list[tuple[float, float]](), 0.0
         for turn in range(rounds + 1):
             begin = time.perf_counter()
             for _ in range(shape.layers):
-                AwayAttention(held.make, held.paging([SentAway("s", "d1", 1, 0, half)]), link).decode(0, held.now, out)
+                AwayAttention(held.make, held.paging([SentAway("s", "d1", 1, 0, half)]), reached).decode(0, held.now, out)
             mine = time.perf_counter() - begin
             alone.send(turn)
             other, whole = alone.recv()
@@ -186,7 +189,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
 
 
 def _round_trip(shape: Shape, link: LoanLink, query: Tensor) -> float:
-    asks = LoanQuery(((2,),), ((_PAGE,),), (1,), 0, shape.kv_heads, shape.dtype)
+    asks = LoanQuery(((2,),), ((PAGE,),), (1,), 0, shape.kv_heads, shape.dtype)
     begin = time.perf_counter()
     link.collect(link.send_query("d1", asks, (array_of(query),)))
     return time.perf_counter() - begin

@@ -151,10 +151,11 @@ def agent_settings(options: ServeOptions, config: EngineConfig, half_page: int) 
 
     loans = 0.0 if options.lending == "off" else options.loans.timeout_s
     beats = options.loans.beat_ms / 1000 if options.lending == "negotiated" else 0.0
-    if not config.device_memory_bytes:
-        return AgentSettings(options.weights_limit, loan_seconds=loans, pool_beat_seconds=beats)
-    budget = config.device_memory_bytes - PagePool.SPARE * 2 * half_page
-    return AgentSettings(budget - config.kv_cache_memory_bytes, budget, loan_seconds=loans, pool_beat_seconds=beats)
+    budget = config.device_memory_bytes and config.device_memory_bytes - PagePool.SPARE * 2 * half_page
+    weights = budget - config.kv_cache_memory_bytes if budget else options.weights_limit
+    return AgentSettings(
+        weights, budget, loan_seconds=loans, loan_shipping=options.loans.ship, pool_beat_seconds=beats
+    )
 
 
 def _alone(

@@ -305,7 +305,7 @@ def _attend(message: AttendLoans, arrays: Sequence[Array]) -> bool:
     rows = len(query.loans) == len(query.counts) > 0 and all(query.loans) and min(query.counts) > 0
     whole = rows and query.layer >= 0 and query.kv_heads > 0 and isfinite(query.scaling) and isfinite(query.softcap)
     shaped = all(len(each.shape) == 3 and each.shape[0] == sum(query.counts) for each in arrays)
-    return whole and len(arrays) <= 1 and shaped
+    return whole and len(arrays) <= (not query.pull) and shaped
 
 
 def _attended(message: LoansAttended, arrays: Sequence[Array]) -> bool:

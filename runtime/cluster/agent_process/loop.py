@@ -54,6 +54,7 @@ from runtime.messages import (
     Shutdown,
     ToAgent,
 )
+from runtime.policy.lending.shipping import Shipping
 from runtime.transport.link import Link
 from runtime.transport.messenger import Envelope, PeerCut
 from runtime.transport.tensor_link import TensorLink
@@ -82,6 +83,7 @@ class AgentSettings:
         own_lane: Whether stand-ins run on a thread or stream of their own (BL-25).
         direct: How tensors go directly from device to device; None: through host memory (BL-33).
         loan_seconds: Longest wait for attention to K and V on another device; 0: there are no loans (IL-04).
+        loan_shipping: What travels for it (IL-28).
         pool_beat_seconds: Period of heartbeats to the managers of the pool; 0: there are none (IL-10).
     """
 
@@ -93,6 +95,7 @@ class AgentSettings:
     own_lane: bool = False
     direct: DirectConfig | None = None
     loan_seconds: float = 0.0
+    loan_shipping: Shipping = "query"
     pool_beat_seconds: float = 0.0
 
 

@@ -208,7 +208,7 @@ def _sides(
     peers = SidePeers()
     server, client = side_messengers(identity.device, identity.incarnation, identity.bind, keys, context)
     asks = SideClient(client, peers, seconds)
-    engine.borrow(asks)
+    engine.borrow(asks, identity.settings.loan_shipping)
     return SideServer(engine, server, peers), asks, peers
 
 

@@ -3,6 +3,7 @@
     rows with all pages here    the device's attention, as ever
     rows with page sets away    --queries--> creditors     meanwhile: attention to the pages here (IL-29)
                                 <--out, log-sum-exp--      merged in the order of the tokens, whatever came first
+                                or <--pages--, where these are cheaper (IL-28): attention to them here
 
 All rows that one creditor has a part of go to it in one message for each layer. Tables have only the page sets that are
 here, one behind the other: no page id of another device is in them.
@@ -10,8 +11,9 @@ here, one behind the other: no page id of another device is in them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,27 +21,54 @@ from torch import Tensor
 from runtime.chains import Array
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.attention.partial import PartialAttention, attend_partly, merge
+from runtime.engine.attention.pulled import PulledPages
 from runtime.engine.step.context import PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.transfers import put
 from runtime.loans import LoanLink, LoanQuery
+from runtime.policy.lending.shipping import LoanAsk, Shipping, ShippingCosts, query_bytes
 from runtime.types import LoanLost, LoansMixed
+
+#: Seconds from which on an answer was awaited, and had not come before.
+_WAITED = 5e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Creditors:
+    """How an engine reaches the devices that hold page sets for it. `shipping`: what travels."""
+
+    link: LoanLink
+    shipping: Shipping = "query"
+    costs: ShippingCosts = field(default_factory=ShippingCosts)
+    pulled: PulledPages = field(default_factory=PulledPages)
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenQuery:
-    """A query that is under way: for each of its rows the first lent token and the span among the rows away."""
+    """A query that is under way.
+
+    Fields:
+        parts: For each of its rows the first lent token and the span among the rows away.
+        lent: Lent tokens of each.
+        pulled: Whether the pages come, and not attention to them.
+        begin: When it was sent, perf_counter seconds.
+    """
 
     ticket: int
     parts: tuple[tuple[int, RowSpan], ...]
+    query: Tensor
+    lent: tuple[int, ...]
+    ask: LoanAsk
+    pulled: bool
+    begin: float
 
 
 class AwayAttention:
     """`engine.step.context.AttentionBackend` for a paging with rows of which page sets are on other devices."""
 
-    def __init__(self, made: PagedMaker, paging: PagedMetadata, link: LoanLink | None) -> None:
+    def __init__(self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None) -> None:
         self.paging = paging
-        self._link = link
+        self._creditors, self._made = creditors, made
         self._whole = made(replace(paging, away=()))
         gone = {one.row for one in paging.away}
         here = [row for row in range(len(paging.spans)) if row not in gone]
@@ -70,18 +99,18 @@ class AwayAttention:
         asked = list(self._send_queries(layer, now, query))
         if self._here is not None:
             self._here.decode(layer, now, out, lse)
-        local = attend_partly(self._local, layer, now._replace(query=query))
-        answers = [(each, self._answer(each, query)) for each in asked]
+        local = self._attend_here(layer, now._replace(query=query))
+        answers = [(each, self._answer(each, now)) for each in asked]
         for at, span in enumerate(self._spans):
             rows = slice(span.lo, span.hi)
             parts = {self._first[at]: PartialAttention(local.out[rows], local.lse[rows])}
-            for each, (made, sums) in answers:
+            for each, made in answers:
                 begin = 0
                 for first, place in each.parts:
-                    width = place.hi - place.lo
+                    end = begin + place.hi - place.lo
                     if place is span:
-                        parts[first] = PartialAttention(made[begin : begin + width], sums[begin : begin + width])
-                    begin += width
+                        parts[first] = PartialAttention(made.out[begin:end], made.lse[begin:end])
+                    begin = end
             whole = merge(parts)
             places = self._tokens[rows]
             out[places] = whole.out.to(out.dtype)
@@ -92,14 +121,24 @@ class AwayAttention:
         if self._here is not None:
             self._here.chunks(layer, now, out, lse)
 
+    def _attend_here(self, layer: int, now: Tokens) -> PartialAttention:
+        begin = time.perf_counter()
+        local = attend_partly(self._local, layer, now)
+        if self._creditors is not None and self._creditors.shipping == "cheapest":
+            self._creditors.costs.add_attention(self._products(now.query), time.perf_counter() - begin)
+        return local
+
+    def _products(self, query: Tensor) -> int:
+        """Return the products of attention to what is here (`LoanAsk`)."""
+        return sum((span.hi - span.lo) * span.length for span in self._spans) * query[0].numel()
+
     def _send_queries(self, layer: int, now: Tokens, query: Tensor) -> Iterator[_OpenQuery]:
-        """Send each creditor the queries of the rows that it has a part of.
+        """Ask each creditor for its part of the rows: send it their queries, or ask for its pages.
 
         Raises:
             LoanLost: There is no link, or a creditor cannot be reached; LoansMixed.
         """
-        if self._link is None:
-            raise LoanLost("there is no link to the creditors")
+        reached = self._reached()
         for creditor in sorted({loan.creditor for one in self.paging.away for loan in one.loans}):
             loans, tokens, parts = [], [], []
             for one, span in zip(self.paging.away, self._spans, strict=True):
@@ -111,26 +150,54 @@ class AwayAttention:
             if len({one.shift for one in self.paging.away}) > 1:
                 raise LoansMixed("rows of models that share a layer at different depths are not asked for together")
             some = query if len(parts) == len(self._spans) else torch.cat([query[p.lo : p.hi] for _, p in parts])
+            lent, counts = tuple(map(sum, tokens)), tuple(place.hi - place.lo for _, place in parts)
+            ask = self._ask(creditor, some, now.key, lent, counts)
+            pulled = reached.costs.chooses_pages(reached.shipping, ask)
             asks = LoanQuery(
                 tuple(loans),
                 tuple(tokens),
-                tuple(place.hi - place.lo for _, place in parts),
+                counts,
                 layer + self.paging.away[0].shift,
                 now.key.shape[1],
                 str(now.key.dtype).removeprefix("torch."),
                 now.how.scaling or 0.0,
                 now.how.softcap or 0.0,
+                pulled,
             )
-            ticket = self._link.send_query(creditor, asks, (array_of(some.cpu().contiguous()),))
-            yield _OpenQuery(ticket, tuple(parts))
+            begin = time.perf_counter()
+            ticket = reached.link.send_query(
+                creditor, asks, () if pulled else (array_of(some.cpu().contiguous()),)
+            )
+            yield _OpenQuery(ticket, tuple(parts), some, lent, ask, pulled, begin)
 
-    def _answer(self, asked: _OpenQuery, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [tokens, heads, head_dim] and [tokens, heads] of the rows of a query. Raises LoanLost."""
-        if self._link is None:
+    def _ask(self, creditor: str, query: Tensor, key: Tensor, lent: Sequence[int], counts: Sequence[int]) -> LoanAsk:
+        tokens, heads, width = query.shape
+        products = sum(count * held for count, held in zip(counts, lent, strict=True)) * heads * width
+        pages = sum(lent) // self.paging.page_tokens * 2 * self.paging.pool.half_bytes
+        return LoanAsk(creditor, query_bytes(tokens, heads, width, query.element_size()), pages, products, self._products(query))
+
+    def _answer(self, asked: _OpenQuery, now: Tokens) -> PartialAttention:
+        """Return attention of the rows of a query to what was asked for. Raises LoanLost."""
+        reached, late = self._reached(), time.perf_counter()
+        arrays = reached.link.collect(asked.ticket)
+        if reached.shipping == "cheapest":
+            over = time.perf_counter()
+            reached.costs.add_answer(asked.ask, asked.pulled, over - asked.begin, over - late > _WAITED)
+        if not asked.pulled:
+            tokens, heads, width = asked.query.shape
+            return PartialAttention(*unpacked(arrays, (tokens, heads, width), asked.query.device))
+        if len(arrays) != 1:
+            raise LoanLost("the answer of a creditor is not its pages")
+        counts = [place.hi - place.lo for _, place in asked.parts]
+        return reached.pulled.attend(
+            self._made, arrays[0], asked.lent, counts, now._replace(query=asked.query), self.paging.pool,
+            self.paging.page_tokens,
+        )  # fmt: skip
+
+    def _reached(self) -> Creditors:
+        if self._creditors is None:
             raise LoanLost("there is no link to the creditors")
-        arrays = self._link.collect(asked.ticket)
-        tokens, (heads, width) = sum(place.hi - place.lo for _, place in asked.parts), query.shape[1:]
-        return unpacked(arrays, (tokens, heads, width), query.device)
+        return self._creditors
 
 
 def unpacked(arrays: Sequence[Array], shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, Tensor]:

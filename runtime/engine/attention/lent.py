@@ -3,6 +3,7 @@
 Queries of any number of rows of one layer come together; each row attends to all tokens of its loans, which come before
 all of its queries. It runs on a thread of its own while steps run: with scratch of its own, over pages that nothing
 writes while a loan stands, and it asks no other device, so that two devices may hold pages for each other (IL-07).
+A device may also ask for the pages themselves, and attend to them (`engine.attention.pulled`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.pool import Geometry, PagePool
 from runtime.kv.transfers import put
 from runtime.loans import LoanQuery
+from runtime.policy.lending.shipping import MOST_PULLED
 from runtime.types import LoanLost
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,12 +43,14 @@ class LentPages:
 
     @torch.inference_mode()
     def attend(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return attention float32 [tokens, heads, head_dim] and its log-sum-exp [tokens, heads].
+        """Return attention float32 [tokens, heads, head_dim] and its log-sum-exp [tokens, heads]; or the pages (`pull`).
 
         Raises:
             LoanLost: A loan is not held here.
             ValueError: The query does not fit its loans, or its array.
         """
+        if query.pull:
+            return (self._pages(query),)
         count = sum(query.counts)
         if len(arrays) != 1 or len(arrays[0].shape) != 3 or arrays[0].shape[0] != count or query.dtype not in _DTYPES:
             raise ValueError("queries of another shape")
@@ -72,7 +76,16 @@ class LentPages:
             raise ValueError(f"there is no layer {layer} in a loan, or its pages have another geometry")
         return pages[layer, : tokens // width]
 
-    def _paging(self, query: LoanQuery, geometry: Geometry) -> PagedMetadata:
+    def _pages(self, query: LoanQuery) -> Array:
+        """Return the pages of a query's rows. Raises LoanLost, ValueError, also for more bytes than may be asked for."""
+        tables, _ = self._tables(query)
+        pages = [page for table in tables for page in table.tolist()]
+        if len(pages) * 2 * self._pool.half_bytes > MOST_PULLED:
+            raise ValueError("more pages than may be asked for at once")
+        return array_of(self._pool.read(pages))
+
+    def _tables(self, query: LoanQuery) -> tuple[list[Tensor], list[int]]:
+        """Return the page ids and the tokens of a query's rows. Raises LoanLost, ValueError."""
         tables, held = [], []
         for loans, counts in zip(query.loans, query.tokens, strict=True):
             if not loans:
@@ -80,18 +93,35 @@ class LentPages:
             known = [self._part(loan, tokens, query.layer) for loan, tokens in zip(loans, counts, strict=True)]
             tables.append(torch.cat(known))
             held.append(sum(counts))
+        return tables, held
+
+    def _paging(self, query: LoanQuery, geometry: Geometry) -> PagedMetadata:
+        tables, held = self._tables(query)
         pages, tokens = tables[0].numel(), held[0]
         if tokens % pages or self._pool.page_tokens(geometry) < tokens // pages:
             raise ValueError("pages of another geometry")
-        table = torch.full((len(tables), 1, max(each.numel() for each in tables)), self._pool.padding)
-        for at, each in enumerate(tables):
-            table[at, 0, : each.numel()] = each
-        spans, at = [], 0
-        for count, length in zip(query.counts, held, strict=True):
-            spans.append(RowSpan(at, at + count, length))
-            at += count
-        nowhere = torch.zeros((1, 0), dtype=torch.int64, device=self._device)
-        return PagedMetadata(
-            self._pool, tokens // pages, None, tuple(spans), table.to(self._device), put(held, self._device), nowhere,
-            nowhere[0], tuple(held),
-        )  # fmt: skip
+        return lent_paging(self._pool, tables, query.counts, held, tokens // pages, self._device)
+
+
+def lent_paging(
+    pool: PagePool, tables: Sequence[Tensor], counts: Sequence[int], held: Sequence[int], width: int, device: torch.device
+) -> PagedMetadata:
+    """Return a paging of rows, back to back, of one layer, that attend to tokens which all come before them.
+
+    Args:
+        tables: Page ids of each row.
+        counts: Query tokens of each row.
+        held: Tokens in its pages.
+        width: Tokens in a page.
+    """
+    table = torch.full((len(tables), 1, max(each.numel() for each in tables)), pool.padding)
+    for at, each in enumerate(tables):
+        table[at, 0, : each.numel()] = each
+    spans, first = [], 0
+    for count, length in zip(counts, held, strict=True):
+        spans.append(RowSpan(first, first + count, length))
+        first += count
+    nowhere = torch.zeros((1, 0), dtype=torch.int64, device=device)
+    return PagedMetadata(
+        pool, width, None, tuple(spans), table.to(device), put(held, device), nowhere, nowhere[0], tuple(held)
+    )

@@ -25,6 +25,7 @@ import torch
 
 from runtime.chains import Array, Lack, LaunchedStep, Likeness, LoadedUnits, Stage, StageResult, StepRunner
 from runtime.config import AheadChoice, DirectConfig, EngineConfig
+from runtime.engine.attention.away import Creditors
 from runtime.engine.attention.lent import LentPages
 from runtime.engine.attention.varlen import page_multiple
 from runtime.engine.executors.device import enter_device, pool_bytes
@@ -37,6 +38,7 @@ from runtime.engine.step.decode_reuse import DecodeReuse
 from runtime.engine.tensors.convert import array_of, joined, likeness, staying
 from runtime.kv.pool import PagePool
 from runtime.loans import LoanLink, LoanQuery
+from runtime.policy.lending.shipping import Shipping
 from runtime.types import EngineMemory, ModelSpec, Opened, StepPlan
 from zoo.store import Store
 
@@ -240,8 +242,8 @@ class StagedEngine:
         self._stays = True
         return links
 
-    def borrow(self, link: LoanLink) -> None:
-        self._registry.units.loans = link
+    def borrow(self, link: LoanLink, shipping: Shipping = "query") -> None:
+        self._registry.units.creditors = Creditors(link, shipping)
 
     def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
         self._lent.hold_loan(loan, groups, tokens)

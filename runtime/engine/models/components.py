@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from runtime.config import QuantizedWeights, Weights
 from runtime.engine.adapters.bottleneck import BottleneckRows
-from runtime.engine.attention.away import AwayAttention
+from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.attention.varlen import device_attention
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Added
@@ -38,7 +38,6 @@ from runtime.engine.models.coded_layers import coded_here, pack_coded_, private_
 from runtime.engine.models.idle_units import KEPT, IdleUnits
 from runtime.engine.models.load_tiers import LoadTiers
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
-from runtime.loans import LoanLink
 from surgery.chains.plan import ChainLink
 from surgery.families.quantized import coded_parts
 from surgery.families.table import FAMILIES
@@ -109,7 +108,7 @@ class ComponentPool:
 
     Fields:
         lock: Is held by all that changes the pools.
-        loans: Reaches the devices that hold page sets for this one; None where none does.
+        creditors: Reaches the devices that hold page sets for this one; None where none does.
         keeps_codes: Whether int8 weights are multiplied by as they are, where the kernels can.
         idle_bytes: Bytes of units without users that are kept, and of K and V in host memory.
     """
@@ -122,7 +121,7 @@ class ComponentPool:
     mixed: bool = False
     quantized: QuantizedWeights = "native"
     idle_bytes: int = 0
-    loans: LoanLink | None = None
+    creditors: Creditors | None = None
     units: dict[str, SharedComponent] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
     keeps_codes: bool = field(init=False)
@@ -149,7 +148,7 @@ class ComponentPool:
 
     def attend(self, paging: PagedMetadata) -> AttentionBackend:
         """Return the attention over a paging, of which other devices may hold page sets."""
-        return AwayAttention(self.attention, paging, self.loans) if paging.away else self.attention(paging)
+        return AwayAttention(self.attention, paging, self.creditors) if paging.away else self.attention(paging)
 
     def widens(self, dtype: torch.dtype) -> bool:
         """Return whether models of this dtype have float32 activations (`engine.layers.mixed_precision`)."""

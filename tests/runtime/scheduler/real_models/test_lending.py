@@ -16,8 +16,10 @@ import pytest
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.chains import Array
 from runtime.config import ClusterConfig, Placement
+from runtime.engine.attention.lent import LentPages
 from runtime.engine.executors.stage import StagedEngine
 from runtime.lending_config import LendingConfig
+from runtime.loans import LoanQuery
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.engine.test_equality import prompts
@@ -73,6 +75,33 @@ def test_answers_over_lent_pages_are_those_of_one_device(
     assert counters.loans > 0 and counters.failed_steps == counters.loans_refused == 0
     lenders = {event.extra["seq"].split("-")[0] for event in cluster.trace.named("kv.lend")}
     assert len(lenders) > 1 and (devices != 3 or lenders == set(MODELS)), "loans of every kind of model"
+
+
+@pytest.mark.parametrize("ship", ["pages", "cheapest"])
+def test_answers_are_the_same_where_pages_travel(
+    family: Bench,  # noqa: F811
+    alone: dict[str, list[tuple[Any, ...]]],
+    ship: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Instead of queries: to the last bit, as the same attention runs over the same pages (IL-28)."""
+    pulled, attend = Counter[bool](), LentPages.attend
+
+    def counted(lent: LentPages, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        pulled[query.pull] += 1
+        return attend(lent, query, arrays)
+
+    monkeypatch.setattr(LentPages, "attend", counted)
+    exact = [
+        {seq: [(e.token, e.logprob) for e in each.events] for seq, each in cluster.told.items()}
+        for cluster in (
+            ask(cluster_of(family, 3, pages=60, config=config_of(3, ship=how))) for how in ("query", ship)
+        )
+    ]
+    assert exact[0] == exact[1] and {seq: [token for token, _ in told] for seq, told in exact[1].items()} == {
+        seq: [token for token, *_ in told] for seq, told in alone.items()
+    }
+    assert pulled[False] > 0 and (ship == "cheapest" or pulled[True] == pulled[False])
 
 
 @pytest.mark.parametrize(("devices", "pages"), [(2, 80), (3, 60)])

@@ -1,0 +1,100 @@
+"""Choose what travels between a debtor and a creditor: queries and partial attention, or the lent pages (IL-27, IL-28).
+
+    queries   c H d b out, c H (4 d + 4) back, whatever is lent       attention at the creditor, beside that to what is here
+    pages     2 n G d b back, whatever is asked                       attention at the debtor, after they have come
+
+for one layer: c query tokens, n lent tokens, H heads of queries, G of K and V, d values of b bytes; attention and its
+log-sum-exp are in float32. So pages are fewer bytes only for prompts in chunks over short lent parts. Whether they are
+faster, too, depends on the link and on both devices: these times are learned from what was asked before. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.policy.measured_cost import MeasuredCost
+
+#: What travels: always queries, always pages, or what is expected to be faster.
+Shipping = Literal["query", "pages", "cheapest"]
+
+#: Most bytes of pages that are asked for at once: they are held beside the device's own pages while a layer attends.
+MOST_PULLED = 16 << 20
+#: Seconds that are assumed for a round trip, a byte, and a product of values of a query and a key, before any was
+#: measured.
+_TRIP, _BYTE, _PRODUCT = 2e-4, 1e-9, 2e-10
+#: Pages must be expected to take less than this share of the time of queries.
+_BETTER = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class LoanAsk:
+    """What a layer asks of one creditor.
+
+    Fields:
+        creditor: Its device.
+        queries: Bytes of queries and of partial attention.
+        pages: Bytes of the lent pages.
+        products: Query tokens times lent tokens times heads times head_dim, over all rows.
+        here: The same for the tokens that are here.
+    """
+
+    creditor: str
+    queries: int
+    pages: int
+    products: int
+    here: int
+
+
+def query_bytes(tokens: int, heads: int, width: int, element: int) -> int:
+    """Return the bytes of so many query tokens, and of attention and log-sum-exp that come back for them."""
+    return tokens * heads * (width * element + 4 * width + 4)
+
+
+def page_bytes(tokens: int, kv_heads: int, width: int, element: int) -> int:
+    """Return the bytes of K and V of so many tokens in one layer."""
+    return 2 * tokens * kv_heads * width * element
+
+
+class ShippingCosts:
+    """What asking creditors took, and attention here."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, MeasuredCost] = {}
+        self._here = MeasuredCost.assuming((0.0, _PRODUCT))
+
+    def add_answer(self, ask: LoanAsk, pulled: bool, seconds: float, waited: bool) -> None:
+        """Record the time from a question to its answer.
+
+        Args:
+            waited: Whether it was awaited. If not it came before, and the time is only an upper limit.
+        """
+        x, cost = _terms(ask, pulled), self._cost(ask.creditor)
+        if waited or seconds < cost.at(x):
+            cost.add(x, seconds)
+
+    def add_attention(self, products: int, seconds: float) -> None:
+        """Record the time of attention on this device."""
+        self._here.add((1.0, products), seconds)
+
+    def chooses_pages(self, how: Shipping, ask: LoanAsk) -> bool:
+        """Return whether pages are asked for: never more than `MOST_PULLED`, and as the cheapest only if fewer bytes."""
+        if how == "query" or ask.pages > MOST_PULLED:
+            return False
+        if how == "pages":
+            return True
+        return ask.pages < ask.queries and self.seconds(ask, pulled=True) < _BETTER * self.seconds(ask, pulled=False)
+
+    def seconds(self, ask: LoanAsk, pulled: bool) -> float:
+        """Return the expected time until both parts are attended to; what is here is attended to meanwhile."""
+        answer = max(self._here.at((1.0, ask.here)), self._cost(ask.creditor).at(_terms(ask, pulled)))
+        return answer + (self._here.at((1.0, ask.products)) if pulled else 0.0)
+
+    def _cost(self, creditor: str) -> MeasuredCost:
+        if creditor not in self._asked:
+            self._asked[creditor] = MeasuredCost.assuming((_TRIP, _BYTE, _PRODUCT))
+        return self._asked[creditor]
+
+
+def _terms(ask: LoanAsk, pulled: bool) -> tuple[float, float, float]:
+    return (1.0, ask.pages, 0.0) if pulled else (1.0, ask.queries, ask.products)

@@ -1,0 +1,94 @@
+"""What travels between debtor and creditor: queries or pages (IL-27, IL-28)."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+
+from runtime.policy.lending.shipping import MOST_PULLED, LoanAsk, ShippingCosts, page_bytes, query_bytes
+
+HEADS, KV_HEADS, WIDTH, BYTES = 32, 8, 64, 2
+
+
+def ask(tokens: int, lent: int, here: int = 1000) -> LoanAsk:
+    work = tokens * HEADS * WIDTH
+    return LoanAsk(
+        "d1", query_bytes(tokens, HEADS, WIDTH, BYTES), page_bytes(lent, KV_HEADS, WIDTH, BYTES), work * lent, work * here
+    )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tokens"), [(40, 40, 2), (64, 8, 13)])
+def test_break_evens_of_both_models_of_the_paper(heads: int, kv_heads: int, tokens: int) -> None:
+    """LLaMA2 with 13B and with 70B, heads of 128 values of two bytes: from so many lent tokens on queries are fewer bytes."""
+    queries = query_bytes(1, heads, 128, 2)
+    assert page_bytes(tokens - 1, kv_heads, 128, 2) < queries <= page_bytes(tokens, kv_heads, 128, 2)
+
+
+class Link:
+    """A link and two devices with constant speeds, in seconds for a trip, a byte and a product."""
+
+    def __init__(self, trip: float, byte: float, here: float, there: float) -> None:
+        self.trip, self.byte, self.here, self.there = trip, byte, here, there
+
+    def answer(self, one: LoanAsk, pulled: bool) -> float:
+        return self.trip + (one.pages if pulled else one.queries) * self.byte + (not pulled) * one.products * self.there
+
+    def whole(self, one: LoanAsk, pulled: bool) -> float:
+        return max(one.here * self.here, self.answer(one, pulled)) + pulled * one.products * self.here
+
+
+GRID = [ask(tokens, lent) for tokens, lent in product((1, 16, 256, 1024), (64, 512, 4096))]
+#: Alike; a slow link; a creditor that is busy; a debtor that is slow; a fast link with long trips.
+LINKS = [
+    Link(2e-4, 1e-9, 2e-10, 2e-10), Link(2e-4, 2e-7, 2e-10, 2e-10), Link(2e-4, 1e-9, 2e-10, 4e-9),
+    Link(2e-4, 1e-8, 4e-9, 2e-10), Link(5e-3, 1e-10, 2e-10, 3e-10),
+]  # fmt: skip
+
+
+def learned(link: Link, rng: random.Random) -> ShippingCosts:
+    """Return costs after eighty answers to queries and some to requests for pages, each 2 % off."""
+    costs = ShippingCosts()
+    for number in range(80):
+        one = rng.choice(GRID)
+        costs.add_attention(one.here, one.here * link.here * rng.uniform(0.98, 1.02))
+        pulled = number % 4 == 0
+        costs.add_answer(one, pulled, link.answer(one, pulled) * rng.uniform(0.98, 1.02), waited=True)
+    return costs
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_the_cheapest_is_within_a_tenth_of_the_best(link: Link) -> None:
+    """On a grid of twelve: pages must be a tenth faster, so that much may be lost, where queries are not more bytes."""
+    costs = learned(link, random.Random(1))
+    for one in GRID:
+        pulled = costs.chooses_pages("cheapest", one)
+        both = [link.whole(one, each) for each in (False, True)]
+        if one.pages < one.queries:
+            assert both[pulled] <= 1.12 * min(both), (one, both)
+        else:
+            assert not pulled
+
+
+def test_what_is_chosen_depends_on_both_devices_and_on_the_link() -> None:
+    chosen = [[learned(link, random.Random(2)).chooses_pages("cheapest", one) for one in GRID] for link in LINKS]
+    assert any(chosen[1]) and not any(chosen[3]) and sum(chosen[2]) > sum(chosen[3])
+
+
+def test_forced_and_limited() -> None:
+    costs, large = ShippingCosts(), ask(1, 64)
+    assert not costs.chooses_pages("query", large) and costs.chooses_pages("pages", large)
+    too_large = LoanAsk("d1", 1 << 40, MOST_PULLED + 1, 1, 1)
+    assert not costs.chooses_pages("pages", too_large) and not costs.chooses_pages("cheapest", too_large)
+
+
+def test_an_answer_that_was_not_awaited_is_only_an_upper_limit() -> None:
+    costs, one = ShippingCosts(), ask(256, 64)
+    before = costs.seconds(one, pulled=False)
+    costs.add_answer(one, pulled=False, seconds=10.0, waited=False)
+    assert costs.seconds(one, pulled=False) == before
+    costs.add_answer(one, pulled=False, seconds=10.0, waited=True)
+    assert costs.seconds(one, pulled=False) > before
+
+
