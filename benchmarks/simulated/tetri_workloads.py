@@ -1,6 +1,6 @@
 """Run TetriInfer's five workloads beside one device that does everything, as vLLM did (section 5.1; TI-28, TI-29).
 
-    python -m benchmarks.simulated.tetri_workloads [--seeds 3] [--requests 128] [--plot FILE] [--json]
+    python -m benchmarks.simulated.tetri_workloads [--seeds 3] [--requests 128] [--predicting .1] [--plot FILE] [--json]
     python -m benchmarks.simulated.tetri_workloads --orders
 
 OPT-13B; a device is two V100 that split each layer. Requests come at once, as the paper's do. Prompts are light (median
@@ -9,6 +9,7 @@ OPT-13B; a device is two V100 that split each layer. Requests come at once, as t
 - `vllm`: one device; prompts run whole, in steps with decodes; 16 sequences at a time, greedy pages.
 - `roce`, `nvlink`: one device for prompts, one that decodes; 512 tokens in a chunk, shortest prompt first in windows of
   16, forecasts of 200 tokens right in 74.9 %, dynamic reservation, two choices; K and V over 200 Gbit/s or 300 GB/s.
+  The predictor, beside prompts, takes a tenth of their time (Figure 17).
 - `ours`: as `roce`, with peak reservation and the default choice.
 - `vllm 256`: as `vllm`, with 256 sequences and chunks of 512: what such a device does today.
 
@@ -56,6 +57,8 @@ SYSTEMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ours": ("ts-roce", {**_TETRI, "decode": {"admission": "peak"}}),
     "vllm 256": ("nvlink3", {"prefill_chunk": 512, "max_num_batched_tokens": 512, "max_num_seqs": 256}),
 }
+#: Share by which the predictor of lengths slows prompts, where both run on one device (Figure 17).
+PREDICTING = 0.1
 #: Orders of prompts, each with its window.
 ORDERS = (("fcfs", 16), ("sjf", 16), ("ljf", 16), ("sjf", 64), ("sjf", 128))
 #: Requests before all, for devices to load their weights.
@@ -91,8 +94,10 @@ def demand(workload: str, requests: int, seed: int) -> Demand:
     return Demand(("opt-13b",), at, np.zeros(len(at), dtype=np.int64), prompt, answer)
 
 
-def run(workload: str, system: str, requests: int, seed: int, **changed: Any) -> WorkloadRun:
-    """Run a workload on a system, with other settings if given."""
+def run(
+    workload: str, system: str, requests: int, seed: int, predicting: float = PREDICTING, **changed: Any
+) -> WorkloadRun:
+    """Run a workload on a system, with other settings if given. `predicting`: what the predictor takes of prompts' time."""
     net, settings = SYSTEMS[system]
     settings = {**settings, **changed}
     apart = "roles" in settings
@@ -104,7 +109,7 @@ def run(workload: str, system: str, requests: int, seed: int, **changed: Any) ->
             "one": {
                 "provision": "blocks", "parts": 1, "page_layers": 40, "max_model_len": LONGEST, "control": STILL,
                 "placement": "replicate", **settings,
-                "lengths": {"hidden": True, "granularity": 200, "accuracy": 0.749, "seed": seed},
+                "lengths": {"hidden": True, "granularity": 200, "accuracy": 0.749, "seed": seed, "slows": apart * predicting},
             }
         },
     }  # fmt: skip
@@ -142,9 +147,9 @@ def orders(requests: int, seeds: Sequence[int]) -> dict[str, float]:
     return found
 
 
-def table(requests: int, seeds: Sequence[int]) -> dict[str, dict[str, list[WorkloadRun]]]:
+def table(requests: int, seeds: Sequence[int], predicting: float) -> dict[str, dict[str, list[WorkloadRun]]]:
     return {
-        workload: {system: [run(workload, system, requests, seed) for seed in seeds] for system in SYSTEMS}
+        workload: {system: [run(workload, system, requests, seed, predicting) for seed in seeds] for system in SYSTEMS}
         for workload in WORKLOADS
     }
 
@@ -185,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--predicting", type=float, default=PREDICTING, help="share of prompts' time")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--orders", action="store_true", help="orders of prompts instead")
@@ -192,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.orders:
         print(json.dumps(orders(given.requests, range(given.seeds))))
         return 0
-    found = table(given.requests, range(given.seeds))
+    found = table(given.requests, range(given.seeds), given.predicting)
     if given.plot is not None:
         draw(found, given.plot)
     if given.json:

@@ -167,7 +167,7 @@ def _node(
     pages = (budget or usable - weights) // family.page_bytes
     if pages < 1:
         raise InputError(f"a device of {gpu.name} has no room for a page of {family.page_bytes:,} bytes")
-    engine = SimEngine(name, gpu, family, pages, pricing, policy.stand_ins.right, ends)
+    engine = SimEngine(name, gpu, family, pages, pricing, policy.stand_ins.right, ends, policy.lengths.slows)
     lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
     agent = Agent(name, pages, policy.agent, engine.alike, strides=policy.strides, page_bytes=family.page_bytes)
     return Node(agent, engine, Loader(engine, host), weights, budget, lanes=lanes)

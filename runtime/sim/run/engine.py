@@ -60,6 +60,7 @@ class SimEngine:
     Args:
         pricing: Shared by devices of one kind; None: one of its own.
         right: Share of predictions that stand, spread evenly; default: the paper's.
+        predicting: Share by which a predictor of lengths slows steps with prompts that it runs beside.
     """
 
     lacks: frozenset[Lack] = frozenset(["entry"])
@@ -73,8 +74,10 @@ class SimEngine:
         pricing: Pricing | None = None,
         right: float = 192 / 231,
         ends: Mapping[str, int] = MappingProxyType({}),
+        predicting: float = 0.0,
     ) -> None:
         self._ends = ends
+        self._predicting = predicting
         self._right = right
         self.device = device
         self.page_capacity = page_capacity
@@ -156,6 +159,8 @@ class SimEngine:
             busy = self._run_apart(plan.rows, steps or {})
         else:
             busy = self._pricing.step(plan.rows, steps or {})
+        if self._predicting and any(len(row.tokens) > 1 for row in plan.rows):
+            busy = round(busy * (1 + self._predicting))
         self.launching += self._pricing.launching
         return StageResult(StepResult(plan.step, tuple(sampled), busy=busy), outputs)
 

@@ -30,6 +30,7 @@ class PredictedLengths:
             none.
         accuracy: Share of the forecasts with the right bucket.
         predict_ms: Time from a request's arrival to its forecast.
+        slows: Share by which predicting slows the steps with prompts that it runs beside (TetriInfer, Figure 17: 0.1).
         seed: Of the forecasts that are wrong.
     """
 
@@ -37,11 +38,14 @@ class PredictedLengths:
     granularity: int = 0
     accuracy: float = 1.0
     predict_ms: float = 0.0
+    slows: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.granularity < 0 or not 0 <= self.accuracy <= 1 or not 0 <= self.predict_ms < 1e6:
             raise InputError("lengths: a granularity and a time in ms of at least 0, and an accuracy from 0 to 1")
+        if not 0 <= self.slows <= 10:
+            raise InputError("lengths: slows is from 0 to 10")
         if self.granularity and not self.hidden:
             raise InputError("lengths: forecasts are for hidden lengths")
 

@@ -118,3 +118,12 @@ def test_a_buffer_without_bytes_can_be_cut_like_one_with_bytes() -> None:
     part = cut(array, 1, 3)
     assert part.shape == (2, 2) and len(part.data) == 8
     assert cut(array, 0, 4) is array
+
+
+def test_predicting_lengths_slows_steps_with_prompts_alone():
+    """By the share that is given (TetriInfer, Figure 17)."""
+    plain, slow = engine(FAMILY, "base"), SimEngine("s0g0", GPU, FAMILY, 1000, predicting=0.1)
+    slow.load(Stage("base", 0, END))
+    prompt, token = [row("base", 0, 512), row("base", 40)], [row("base", 40)]
+    assert busy(slow, prompt) == pytest.approx(1.1 * busy(plain, prompt), rel=1e-6)
+    assert busy(slow, token) == busy(plain, token)
