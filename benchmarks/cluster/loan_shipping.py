@@ -77,8 +77,9 @@ def point(
         for how, creditors in reached.items():
             paging = paging_of(held, lent, given.here, tokens)
             begin = time.perf_counter()
+            backend = AwayAttention(held.make, paging, creditors)
             for _ in range(given.layers):
-                AwayAttention(held.make, paging, creditors).decode(0, now, made[how])
+                backend.decode(0, now, made[how])
             taken[how] += [time.perf_counter() - begin] if turn else []
     ratios = [c / min(q, p) for q, p, c in zip(taken["query"], taken["pages"], taken["cheapest"], strict=True)]
     size = now.query.element_size()
