@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from runtime.policy.lending.shipping import Shipping
-
 #: Whether K and V of a sequence may lie on devices that are not on its path. `planned`: the scheduler,
 #: which has the exact account of all pages, chooses the device that holds them. `negotiated`: a manager of the pool,
 #: which knows only what agents' heartbeats say, recommends some devices, and these are asked one after another.
 LendingMode = Literal["off", "planned", "negotiated"]
+#: What travels for attention to lent K and V: always queries, always pages, or what is expected to be faster.
+LoanShipping = Literal["query", "pages", "cheapest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class LendingConfig:
             0: never.
         timeout_s: Longest wait for a creditor's part of the attention; then the step fails, and its sequences run
             again.
-        ship: What travels for attention to lent K and V: `query`, queries and partial attention; `pages`, the K and V, up
-            to 16 MiB at a time; `cheapest`, what is expected to be faster by measured times (IL-28).
+        ship: What travels for attention to lent K and V: `query`, queries and partial attention; `pages`, the K and V,
+            up to 16 MiB at a time; `cheapest`, what is expected to be faster by measured times (IL-28).
         mend: Where a creditor dies, only what it held is computed again, as far as that can be (IL-18); otherwise all
             of the sequence.
         beat_ms: Period of agents' heartbeats to the managers of the pool, and of their sorted lists; with `negotiated`
@@ -47,7 +47,7 @@ class LendingConfig:
     recall: float = 0.25
     reclaim: bool = True
     circle_pages: int = 8
-    ship: Shipping = "query"
+    ship: LoanShipping = "query"
     mend: bool = True
     beat_ms: int = 100
     gone_ms: int = 1000
@@ -58,8 +58,8 @@ class LendingConfig:
             raise ValueError(f"lending must be one of {', '.join(get_args(LendingMode))}")
         if not 0.0 <= self.cap <= 1.0 or not 0.0 < self.busy <= 1.0 or not 0.0 < self.timeout_s <= 3600.0:
             raise ValueError("cap is from 0 to 1, busy above 0 and at most 1, timeout_s above 0")
-        if self.ship not in get_args(Shipping):
-            raise ValueError(f"ship must be one of {', '.join(get_args(Shipping))}")
+        if self.ship not in get_args(LoanShipping):
+            raise ValueError(f"ship must be one of {', '.join(get_args(LoanShipping))}")
         if not 0.0 <= self.recall <= 1.0 or self.circle_pages < 0:
             raise ValueError("recall is from 0 to 1, circle_pages 0 or more")
         if not 1 <= self.beat_ms <= 60_000 or not self.beat_ms < self.gone_ms <= 3_600_000:

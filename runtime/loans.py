@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from runtime.chains import Array
-from runtime.policy.lending.shipping import Shipping
+from runtime.lending_config import LoanShipping
 from runtime.types import PlaceChange, SentAway
 
 
@@ -71,7 +71,7 @@ class LoanLink(Protocol):
 class LoanEngine(Protocol):
     """Define an engine that attends to K and V on other devices, and for them."""
 
-    def borrow(self, link: LoanLink, shipping: Shipping = "query") -> None:
+    def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None:
         """Reach creditors over this link from now on. Call it once, before any step. `shipping`: what travels."""
         ...
 

@@ -33,8 +33,9 @@ from runtime.chains import Array
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, side_messengers
 from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.step.context import AwayRow, PagedMetadata, RowSpan
+from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery
-from runtime.policy.lending.shipping import Shipping, page_bytes, query_bytes
+from runtime.policy.lending.shipping import page_bytes, query_bytes
 from runtime.types import SentAway
 
 
@@ -64,13 +65,13 @@ def paging_of(held: ContextPart, lent: int, here: int, tokens: int) -> PagedMeta
 
 
 def point(
-    held: ContextPart, links: Mapping[Shipping, CountedLink], given: argparse.Namespace, tokens: int, lent: int
+    held: ContextPart, links: Mapping[LoanShipping, CountedLink], given: argparse.Namespace, tokens: int, lent: int
 ) -> dict[str, Any]:
     """Return the figures of one point of the grid."""
     now = held.now._replace(query=held.now.query[:tokens])
     made = {how: torch.zeros(tokens, HEADS, WIDTH, dtype=now.query.dtype) for how in links}
     reached = {how: Creditors(link, how) for how, link in links.items()}
-    taken: dict[Shipping, list[float]] = {how: [] for how in links}
+    taken: dict[LoanShipping, list[float]] = {how: [] for how in links}
     before = 0
     for turn in range(given.rounds + 1):
         before = links["cheapest"].pulled if turn < 2 else before
@@ -107,7 +108,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
         server, messenger = side_messengers("d0", 1, f"unix://{folder}/d0", None, None)
         link = SideClient(messenger, peers, 30.0)
         held = ContextPart(shape, most // PAGE, shape.groups)
-        links = {how: CountedLink(link) for how in get_args(Shipping)}
+        links = {how: CountedLink(link) for how in get_args(LoanShipping)}
         rows = [point(held, links, given, tokens, lent) for tokens in given.tokens for lent in given.lent]
         lender.send(None)
         child.join()
@@ -127,7 +128,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    deliver({"dtype": given.dtype, "kv_heads": given.kv_heads, "here": given.here, "rows": measure(given)}, given.output)
+    deliver(
+        {"dtype": given.dtype, "kv_heads": given.kv_heads, "here": given.here, "rows": measure(given)}, given.output
+    )
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ from runtime.engine.models.registry import kernels_for
 from runtime.engine.step.context import AwayRow, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of
 from runtime.kv.pool import Geometry, PagePool
+from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery
-from runtime.policy.lending.shipping import Shipping
 from runtime.types import SentAway
 
 HEADS, WIDTH, PAGE = 32, 64, 16
@@ -108,7 +108,7 @@ class CreditorEngine:
         self._lent.hold_loan(1, groups, len(groups) * PAGE)
         self._lent.hold_loan(2, groups[:1], PAGE)
 
-    def borrow(self, link: LoanLink, shipping: Shipping = "query") -> None: ...
+    def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None: ...
 
     def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None: ...
 

@@ -97,7 +97,7 @@ def demand(workload: str, requests: int, seed: int) -> Demand:
 def run(
     workload: str, system: str, requests: int, seed: int, predicting: float = PREDICTING, **changed: Any
 ) -> WorkloadRun:
-    """Run a workload on a system, with other settings if given. `predicting`: what the predictor takes of prompts' time."""
+    """Run a workload on a system, with other settings if given. `predicting`: share of prompts' time."""
     net, settings = SYSTEMS[system]
     settings = {**settings, **changed}
     apart = "roles" in settings
@@ -109,7 +109,9 @@ def run(
             "one": {
                 "provision": "blocks", "parts": 1, "page_layers": 40, "max_model_len": LONGEST, "control": STILL,
                 "placement": "replicate", **settings,
-                "lengths": {"hidden": True, "granularity": 200, "accuracy": 0.749, "seed": seed, "slows": apart * predicting},
+                "lengths": {
+                    "hidden": True, "granularity": 200, "accuracy": 0.749, "seed": seed, "slows": apart * predicting,
+                },
             }
         },
     }  # fmt: skip

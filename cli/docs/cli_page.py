@@ -69,7 +69,7 @@ def _tables() -> list[str]:
             rows = [
                 (
                     code(key.name),
-                    _TYPES[types[key.name]] or "true, false",
+                    _values(types[key.name]),
                     code(str(key.default).lower()),
                     said[key.name],
                 )
@@ -77,6 +77,11 @@ def _tables() -> list[str]:
             ]
             lines += table(("key", "values", "default", "meaning"), rows)
     return lines
+
+
+def _values(kind: Any) -> str:
+    """Return what a key of a table takes."""
+    return code(", ".join(get_args(kind))) if get_origin(kind) is Literal else _TYPES[kind] or "true, false"
 
 
 def _notes(kind: type[Any]) -> dict[str, str]:

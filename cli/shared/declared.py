@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -228,4 +228,6 @@ def _allowed(kind: Any) -> tuple[type, ...]:
     """Return the plain types of a field's annotation, without None."""
     if get_origin(kind) is tuple:
         return (tuple,)
+    if get_origin(kind) is Literal:
+        return (str,)
     return tuple(one for one in get_args(kind) if one is not type(None)) if get_origin(kind) is UnionType else (kind,)

@@ -36,6 +36,7 @@ from runtime.cluster.agent_process.side_link import SideClient, SidePeers
 from runtime.cluster.errors import public
 from runtime.config import DirectConfig
 from runtime.control.agent_io import AgentCommand, AgentEvent, Send
+from runtime.lending_config import LoanShipping
 from runtime.messages import (
     PROTOCOL,
     SCHEDULER,
@@ -54,7 +55,6 @@ from runtime.messages import (
     Shutdown,
     ToAgent,
 )
-from runtime.policy.lending.shipping import Shipping
 from runtime.transport.link import Link
 from runtime.transport.messenger import Envelope, PeerCut
 from runtime.transport.tensor_link import TensorLink
@@ -95,7 +95,7 @@ class AgentSettings:
     own_lane: bool = False
     direct: DirectConfig | None = None
     loan_seconds: float = 0.0
-    loan_shipping: Shipping = "query"
+    loan_shipping: LoanShipping = "query"
     pool_beat_seconds: float = 0.0
 
 

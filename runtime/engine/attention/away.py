@@ -25,8 +25,9 @@ from runtime.engine.attention.pulled import PulledPages
 from runtime.engine.step.context import PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.transfers import put
+from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery
-from runtime.policy.lending.shipping import LoanAsk, Shipping, ShippingCosts, query_bytes
+from runtime.policy.lending.shipping import LoanAsk, ShippingCosts, query_bytes
 from runtime.types import LoanLost, LoansMixed
 
 #: Seconds from which on an answer was awaited, and had not come before.
@@ -38,7 +39,7 @@ class Creditors:
     """How an engine reaches the devices that hold page sets for it. `shipping`: what travels."""
 
     link: LoanLink
-    shipping: Shipping = "query"
+    shipping: LoanShipping = "query"
     costs: ShippingCosts = field(default_factory=ShippingCosts)
     pulled: PulledPages = field(default_factory=PulledPages)
 
@@ -151,7 +152,7 @@ class AwayAttention:
                 raise LoansMixed("rows of models that share a layer at different depths are not asked for together")
             some = query if len(parts) == len(self._spans) else torch.cat([query[p.lo : p.hi] for _, p in parts])
             lent, counts = tuple(map(sum, tokens)), tuple(place.hi - place.lo for _, place in parts)
-            ask = self._ask(creditor, some, now.key, lent, counts)
+            ask = self._ask_of(creditor, some, now.key, lent, counts)
             pulled = reached.costs.chooses_pages(reached.shipping, ask)
             asks = LoanQuery(
                 tuple(loans),
@@ -165,16 +166,16 @@ class AwayAttention:
                 pulled,
             )
             begin = time.perf_counter()
-            ticket = reached.link.send_query(
-                creditor, asks, () if pulled else (array_of(some.cpu().contiguous()),)
-            )
+            ticket = reached.link.send_query(creditor, asks, () if pulled else (array_of(some.cpu().contiguous()),))
             yield _OpenQuery(ticket, tuple(parts), some, lent, ask, pulled, begin)
 
-    def _ask(self, creditor: str, query: Tensor, key: Tensor, lent: Sequence[int], counts: Sequence[int]) -> LoanAsk:
+    def _ask_of(self, creditor: str, query: Tensor, key: Tensor, lent: Sequence[int], counts: Sequence[int]) -> LoanAsk:
         tokens, heads, width = query.shape
         products = sum(count * held for count, held in zip(counts, lent, strict=True)) * heads * width
         pages = sum(lent) // self.paging.page_tokens * 2 * self.paging.pool.half_bytes
-        return LoanAsk(creditor, query_bytes(tokens, heads, width, query.element_size()), pages, products, self._products(query))
+        return LoanAsk(
+            creditor, query_bytes(tokens, heads, width, query.element_size()), pages, products, self._products(query)
+        )
 
     def _answer(self, asked: _OpenQuery, now: Tokens) -> PartialAttention:
         """Return attention of the rows of a query to what was asked for. Raises LoanLost."""
@@ -189,7 +190,7 @@ class AwayAttention:
         if len(arrays) != 1:
             raise LoanLost("the answer of a creditor is not its pages")
         counts = [place.hi - place.lo for _, place in asked.parts]
-        return reached.pulled.attend(
+        return reached.pulled.attend_to_pages(
             self._made, arrays[0], asked.lent, counts, now._replace(query=asked.query), self.paging.pool,
             self.paging.page_tokens,
         )  # fmt: skip

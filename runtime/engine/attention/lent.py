@@ -43,7 +43,7 @@ class LentPages:
 
     @torch.inference_mode()
     def attend(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return attention float32 [tokens, heads, head_dim] and its log-sum-exp [tokens, heads]; or the pages (`pull`).
+        """Return attention float32 [tokens, heads, head_dim] and its log-sum-exp [tokens, heads], or the pages.
 
         Raises:
             LoanLost: A loan is not held here.
@@ -77,7 +77,7 @@ class LentPages:
         return pages[layer, : tokens // width]
 
     def _pages(self, query: LoanQuery) -> Array:
-        """Return the pages of a query's rows. Raises LoanLost, ValueError, also for more bytes than may be asked for."""
+        """Return the pages of a query's rows. Raises LoanLost; ValueError, also for too many bytes."""
         tables, _ = self._tables(query)
         pages = [page for table in tables for page in table.tolist()]
         if len(pages) * 2 * self._pool.half_bytes > MOST_PULLED:
@@ -104,7 +104,12 @@ class LentPages:
 
 
 def lent_paging(
-    pool: PagePool, tables: Sequence[Tensor], counts: Sequence[int], held: Sequence[int], width: int, device: torch.device
+    pool: PagePool,
+    tables: Sequence[Tensor],
+    counts: Sequence[int],
+    held: Sequence[int],
+    width: int,
+    device: torch.device,
 ) -> PagedMetadata:
     """Return a paging of rows, back to back, of one layer, that attend to tokens which all come before them.
 

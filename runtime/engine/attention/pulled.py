@@ -27,8 +27,15 @@ class PulledPages:
     def __init__(self) -> None:
         self._pool: PagePool | None = None
 
-    def attend(
-        self, made: PagedMaker, data: Array, rows: Sequence[int], counts: Sequence[int], now: Tokens, like: PagePool, width: int
+    def attend_to_pages(
+        self,
+        made: PagedMaker,
+        data: Array,
+        rows: Sequence[int],
+        counts: Sequence[int],
+        now: Tokens,
+        like: PagePool,
+        width: int,
     ) -> PartialAttention:
         """Attend to the pages of some rows, back to back in `data`.
 

@@ -37,8 +37,8 @@ from runtime.engine.sampling.output import Sampling
 from runtime.engine.step.decode_reuse import DecodeReuse
 from runtime.engine.tensors.convert import array_of, joined, likeness, staying
 from runtime.kv.pool import PagePool
+from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery
-from runtime.policy.lending.shipping import Shipping
 from runtime.types import EngineMemory, ModelSpec, Opened, StepPlan
 from zoo.store import Store
 
@@ -242,7 +242,7 @@ class StagedEngine:
         self._stays = True
         return links
 
-    def borrow(self, link: LoanLink, shipping: Shipping = "query") -> None:
+    def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None:
         self._registry.units.creditors = Creditors(link, shipping)
 
     def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:

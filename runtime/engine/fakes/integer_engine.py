@@ -34,8 +34,8 @@ from runtime.engine.fakes.integer_model import (
     prompt_logprobs_of,
     sampled_of,
 )
+from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery
-from runtime.policy.lending.shipping import Shipping
 from runtime.types import (
     CameBack,
     EngineMemory,
@@ -170,7 +170,7 @@ class IntegerEngine:
         self._brought.update(pages)
         self.touched.update(pages)
 
-    def borrow(self, link: LoanLink, shipping: Shipping = "query") -> None:
+    def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None:
         self._loans.link = link
 
     def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:

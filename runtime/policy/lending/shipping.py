@@ -1,7 +1,7 @@
 """Choose what travels between a debtor and a creditor: queries and partial attention, or the lent pages (IL-27, IL-28).
 
-    queries   c H d b out, c H (4 d + 4) back, whatever is lent       attention at the creditor, beside that to what is here
-    pages     2 n G d b back, whatever is asked                       attention at the debtor, after they have come
+    queries   c H d b out, c H (4 d + 4) back, whatever is lent    attention at the creditor, beside that to the rest
+    pages     2 n G d b back, whatever is asked                    attention at the debtor, after they have come
 
 for one layer: c query tokens, n lent tokens, H heads of queries, G of K and V, d values of b bytes; attention and its
 log-sum-exp are in float32. So pages are fewer bytes only for prompts in chunks over short lent parts. Whether they are
@@ -11,12 +11,9 @@ faster, too, depends on the link and on both devices: these times are learned fr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from runtime.lending_config import LoanShipping
 from runtime.policy.measured_cost import MeasuredCost
-
-#: What travels: always queries, always pages, or what is expected to be faster.
-Shipping = Literal["query", "pages", "cheapest"]
 
 #: Most bytes of pages that are asked for at once: they are held beside the device's own pages while a layer attends.
 MOST_PULLED = 16 << 20
@@ -77,8 +74,8 @@ class ShippingCosts:
         """Record the time of attention on this device."""
         self._here.add((1.0, products), seconds)
 
-    def chooses_pages(self, how: Shipping, ask: LoanAsk) -> bool:
-        """Return whether pages are asked for: never more than `MOST_PULLED`, and as the cheapest only if fewer bytes."""
+    def chooses_pages(self, how: LoanShipping, ask: LoanAsk) -> bool:
+        """Return whether pages are asked for: never more than `MOST_PULLED`, and as cheapest only if fewer bytes."""
         if how == "query" or ask.pages > MOST_PULLED:
             return False
         if how == "pages":

@@ -25,7 +25,7 @@ from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 from runtime.config import ClusterConfig, EngineConfig
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.models.registry import half_page
-from runtime.lending_config import LendingConfig
+from runtime.lending_config import LendingConfig, LoanShipping
 from runtime.scheduler.scheduler import Scheduler
 from runtime.types import SamplingParams, SequenceRequest, TraceEvent
 from tests.runtime.cluster.clusters import LIMIT
@@ -53,7 +53,12 @@ class Killing(ListTrace):
 
 
 @contextmanager
-def lending(bench: Bench, trace: ListTrace, mend: bool) -> Iterator[ClusterDriver]:  # noqa: F811
+def lending(
+    bench: Bench,  # noqa: F811
+    trace: ListTrace,
+    mend: bool,
+    ship: LoanShipping = "query",
+) -> Iterator[ClusterDriver]:
     half = half_page(bench.store, CONFIG, ["long"])
     engine = replace(CONFIG, kv_cache_memory_bytes=2 * half * PAGES)
     described = describe_chain(bench.store, "long", engine, half, 1)
@@ -61,7 +66,7 @@ def lending(bench: Bench, trace: ListTrace, mend: bool) -> Iterator[ClusterDrive
         "store": str(bench.store.root), "database": None, "config": msgspec.to_builtins(engine), "half_page": half,
         "threads": 1,
     }  # fmt: skip
-    agents = AgentSettings(report_seconds=0.05, loan_seconds=5.0)
+    agents = AgentSettings(report_seconds=0.05, loan_seconds=5.0, loan_shipping=ship)
     config = ClusterConfig(
         devices=4, placement="on-demand", prefill_chunk=CHUNK, prefix_caching="off",
         lending=LendingConfig("planned", 1.0, recall=1.0, mend=mend),
@@ -86,15 +91,18 @@ def answer(bench: Bench) -> list[int]:  # noqa: F811
     return greedy(reference(bench.folders["long"]), PROMPT, COUNT)
 
 
-@pytest.mark.parametrize(("after", "mend"), [(2, True), (20, True), (20, False)])
+@pytest.mark.parametrize(
+    ("after", "mend", "ship"), [(2, True, "query"), (20, True, "pages"), (20, False, "query"), (20, True, "cheapest")]
+)
 def test_a_creditor_that_is_killed_costs_what_it_held(
     bench: Bench,  # noqa: F811
     answer: list[int],
     after: int,
     mend: bool,
+    ship: LoanShipping,
 ) -> None:
     trace, times, tokens = Killing(after=after), [], []
-    with lending(bench, trace, mend) as driver:
+    with lending(bench, trace, mend, ship) as driver:
         trace.scheduler = driver._scheduler
         sampling = SamplingParams(COUNT, ignore_eos=True)
         for event in driver.run([SequenceRequest("a", "r", "long", PROMPT, sampling)]):

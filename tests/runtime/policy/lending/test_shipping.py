@@ -15,13 +15,17 @@ HEADS, KV_HEADS, WIDTH, BYTES = 32, 8, 64, 2
 def ask(tokens: int, lent: int, here: int = 1000) -> LoanAsk:
     work = tokens * HEADS * WIDTH
     return LoanAsk(
-        "d1", query_bytes(tokens, HEADS, WIDTH, BYTES), page_bytes(lent, KV_HEADS, WIDTH, BYTES), work * lent, work * here
+        "d1",
+        query_bytes(tokens, HEADS, WIDTH, BYTES),
+        page_bytes(lent, KV_HEADS, WIDTH, BYTES),
+        work * lent,
+        work * here,
     )
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "tokens"), [(40, 40, 2), (64, 8, 13)])
 def test_break_evens_of_both_models_of_the_paper(heads: int, kv_heads: int, tokens: int) -> None:
-    """LLaMA2 with 13B and with 70B, heads of 128 values of two bytes: from so many lent tokens on queries are fewer bytes."""
+    """LLaMA2 with 13B and with 70B, heads of 128 values of two bytes: from so many tokens on queries are fewer."""
     queries = query_bytes(1, heads, 128, 2)
     assert page_bytes(tokens - 1, kv_heads, 128, 2) < queries <= page_bytes(tokens, kv_heads, 128, 2)
 
@@ -90,5 +94,3 @@ def test_an_answer_that_was_not_awaited_is_only_an_upper_limit() -> None:
     assert costs.seconds(one, pulled=False) == before
     costs.add_answer(one, pulled=False, seconds=10.0, waited=True)
     assert costs.seconds(one, pulled=False) > before
-
-

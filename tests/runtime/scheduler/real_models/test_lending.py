@@ -94,9 +94,7 @@ def test_answers_are_the_same_where_pages_travel(
     monkeypatch.setattr(LentPages, "attend", counted)
     exact = [
         {seq: [(e.token, e.logprob) for e in each.events] for seq, each in cluster.told.items()}
-        for cluster in (
-            ask(cluster_of(family, 3, pages=60, config=config_of(3, ship=how))) for how in ("query", ship)
-        )
+        for cluster in (ask(cluster_of(family, 3, pages=60, config=config_of(3, ship=how))) for how in ("query", ship))
     ]
     assert exact[0] == exact[1] and {seq: [token for token, _ in told] for seq, told in exact[1].items()} == {
         seq: [token for token, *_ in told] for seq, told in alone.items()
