@@ -69,7 +69,7 @@ def _tables() -> list[str]:
             rows = [
                 (
                     code(key.name),
-                    _values(types[key.name]),
+                    _key_values(types[key.name]),
                     code(str(key.default).lower()),
                     said[key.name],
                 )
@@ -79,7 +79,7 @@ def _tables() -> list[str]:
     return lines
 
 
-def _values(kind: Any) -> str:
+def _key_values(kind: Any) -> str:
     """Return what a key of a table takes."""
     return code(", ".join(get_args(kind))) if get_origin(kind) is Literal else _TYPES[kind] or "true, false"
 
