@@ -153,7 +153,7 @@ class AwayAttention:
             some = query if len(parts) == len(self._spans) else torch.cat([query[p.lo : p.hi] for _, p in parts])
             lent, counts = tuple(map(sum, tokens)), tuple(place.hi - place.lo for _, place in parts)
             ask = self._ask_of(creditor, some, now.key, lent, counts)
-            pulled = reached.costs.chooses_pages(reached.shipping, ask)
+            pulled = reached.costs.choose_pages(reached.shipping, ask)
             asks = LoanQuery(
                 tuple(loans),
                 tuple(tokens),

@@ -20,8 +20,10 @@ MOST_PULLED = 16 << 20
 #: Seconds that are assumed for a round trip, a byte, and a product of values of a query and a key, before any was
 #: measured.
 _TRIP, _BYTE, _PRODUCT = 2e-4, 1e-9, 2e-10
+#: Questions for which both are tried in turns, and later the period of those for which the other one is.
+_FIRST, _AGAIN = 8, 64
 #: Pages must be expected to take less than this share of the time of queries.
-_BETTER = 0.9
+_BETTER = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class ShippingCosts:
     """What asking creditors took, and attention here."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, MeasuredCost] = {}
+        self._asked: dict[tuple[str, bool], MeasuredCost] = {}
+        self._chosen: dict[str, int] = {}
         self._here = MeasuredCost.assuming((0.0, _PRODUCT))
 
     def add_answer(self, ask: LoanAsk, pulled: bool, seconds: float, waited: bool) -> None:
@@ -66,7 +69,7 @@ class ShippingCosts:
         Args:
             waited: Whether it was awaited. If not it came before, and the time is only an upper limit.
         """
-        x, cost = _terms(ask, pulled), self._cost(ask.creditor)
+        x, cost = _terms(ask, pulled), self._cost(ask.creditor, pulled)
         if waited or seconds < cost.at(x):
             cost.add(x, seconds)
 
@@ -74,24 +77,30 @@ class ShippingCosts:
         """Record the time of attention on this device."""
         self._here.add((1.0, products), seconds)
 
-    def chooses_pages(self, how: LoanShipping, ask: LoanAsk) -> bool:
-        """Return whether pages are asked for: never more than `MOST_PULLED`, and as cheapest only if fewer bytes."""
-        if how == "query" or ask.pages > MOST_PULLED:
-            return False
-        if how == "pages":
-            return True
-        return ask.pages < ask.queries and self.seconds(ask, pulled=True) < _BETTER * self.seconds(ask, pulled=False)
+    def choose_pages(self, how: LoanShipping, ask: LoanAsk) -> bool:
+        """Return whether pages are to be asked for: never more than `MOST_PULLED`, as cheapest only if fewer bytes.
+
+        At first both are tried in turns, and later now and then the other one, so that times do not get old.
+        """
+        if how != "cheapest" or ask.pages > MOST_PULLED or ask.pages >= ask.queries:
+            return how == "pages" and ask.pages <= MOST_PULLED
+        number = self._chosen[ask.creditor] = self._chosen.get(ask.creditor, 0) + 1
+        if number <= _FIRST:
+            return number % 2 == 0
+        better = self.seconds(ask, pulled=True) < _BETTER * self.seconds(ask, pulled=False)
+        return better != (number % _AGAIN == 0)
 
     def seconds(self, ask: LoanAsk, pulled: bool) -> float:
         """Return the expected time until both parts are attended to; what is here is attended to meanwhile."""
-        answer = max(self._here.at((1.0, ask.here)), self._cost(ask.creditor).at(_terms(ask, pulled)))
+        answer = max(self._here.at((1.0, ask.here)), self._cost(ask.creditor, pulled).at(_terms(ask, pulled)))
         return answer + (self._here.at((1.0, ask.products)) if pulled else 0.0)
 
-    def _cost(self, creditor: str) -> MeasuredCost:
-        if creditor not in self._asked:
-            self._asked[creditor] = MeasuredCost.assuming((_TRIP, _BYTE, _PRODUCT))
-        return self._asked[creditor]
+    def _cost(self, creditor: str, pulled: bool) -> MeasuredCost:
+        if (creditor, pulled) not in self._asked:
+            assumed = (_TRIP, _BYTE) if pulled else (_TRIP, _BYTE, _PRODUCT)
+            self._asked[creditor, pulled] = MeasuredCost.assuming(assumed)
+        return self._asked[creditor, pulled]
 
 
-def _terms(ask: LoanAsk, pulled: bool) -> tuple[float, float, float]:
-    return (1.0, ask.pages, 0.0) if pulled else (1.0, ask.queries, ask.products)
+def _terms(ask: LoanAsk, pulled: bool) -> tuple[float, ...]:
+    return (1.0, ask.pages) if pulled else (1.0, ask.queries, ask.products)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.chains import Array, Hop, RunAhead, Stage
+from runtime.loans import LoanQuery
 from runtime.messages import (
     PROTOCOL,
     AgentHello,
     AgentStats,
+    AttendLoans,
     Bid,
     CloseSequences,
     ForwardRows,
@@ -270,6 +272,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(ROWS, [("float32", (5, 2))], bytes(40)),
         lying(ROWS, [("float32", (4,))], bytes(16)),
         lying(PageData(1, "a", 1, 0, 4, "d"), []),
+        lying(AttendLoans(1, LoanQuery(((1,),), ((8,),), (1,), 0, pull=True)), [("float32", (1, 1, 4))], bytes(16)),
         lying(PageData(1, "a", 1, 0, 4, "", "no"), [("uint8", (1, 4))], bytes(4)),
         lying(PageData(1, "a", 1, 0, 4, "d"), [("float32", (1, 1))], bytes(4)),
         lying(PageData(1, "a", 1, 0, 4, "d", "", 2), [("float32", (1, 1))], bytes(4)),
@@ -356,7 +359,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         announced(Heartbeat(1), []),
         announced(PageData(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
     ],
-    ids=range(81),
+    ids=range(82),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):

@@ -52,8 +52,10 @@ LINKS = [
 
 
 def learned(link: Link, rng: random.Random) -> ShippingCosts:
-    """Return costs after eighty answers to queries and some to requests for pages, each 2 % off."""
+    """Return costs after eighty answers, every fourth one to a request for pages, each 2 % off."""
     costs = ShippingCosts()
+    for _ in range(8):
+        costs.choose_pages("cheapest", ask(256, 64))
     for number in range(80):
         one = rng.choice(GRID)
         costs.add_attention(one.here, one.here * link.here * rng.uniform(0.98, 1.02))
@@ -63,28 +65,36 @@ def learned(link: Link, rng: random.Random) -> ShippingCosts:
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_the_cheapest_is_within_a_tenth_of_the_best(link: Link) -> None:
-    """On a grid of twelve: pages must be a tenth faster, so that much may be lost, where queries are not more bytes."""
+def test_the_cheapest_is_close_to_the_best(link: Link) -> None:
+    """On a grid of twelve, with times that are 2 % off; pages must be 5 % faster, so that much may be lost."""
     costs = learned(link, random.Random(1))
     for one in GRID:
-        pulled = costs.chooses_pages("cheapest", one)
+        pulled = costs.choose_pages("cheapest", one)
         both = [link.whole(one, each) for each in (False, True)]
         if one.pages < one.queries:
-            assert both[pulled] <= 1.12 * min(both), (one, both)
+            assert both[pulled] <= 1.08 * min(both), (one, both)
         else:
             assert not pulled
 
 
 def test_what_is_chosen_depends_on_both_devices_and_on_the_link() -> None:
-    chosen = [[learned(link, random.Random(2)).chooses_pages("cheapest", one) for one in GRID] for link in LINKS]
+    chosen = [[learned(link, random.Random(2)).choose_pages("cheapest", one) for one in GRID] for link in LINKS]
     assert any(chosen[1]) and not any(chosen[3]) and sum(chosen[2]) > sum(chosen[3])
+
+
+def test_both_are_tried_at_first_and_the_other_one_now_and_then() -> None:
+    costs, one = learned(LINKS[3], random.Random(4)), ask(256, 64)
+    first = ShippingCosts()
+    assert [first.choose_pages("cheapest", one) for _ in range(8)] == [False, True] * 4
+    later = [costs.choose_pages("cheapest", one) for _ in range(200)]
+    assert sum(later) == 3, "queries are cheaper here"
 
 
 def test_forced_and_limited() -> None:
     costs, large = ShippingCosts(), ask(1, 64)
-    assert not costs.chooses_pages("query", large) and costs.chooses_pages("pages", large)
+    assert not costs.choose_pages("query", large) and costs.choose_pages("pages", large)
     too_large = LoanAsk("d1", 1 << 40, MOST_PULLED + 1, 1, 1)
-    assert not costs.chooses_pages("pages", too_large) and not costs.chooses_pages("cheapest", too_large)
+    assert not costs.choose_pages("pages", too_large) and not costs.choose_pages("cheapest", too_large)
 
 
 def test_an_answer_that_was_not_awaited_is_only_an_upper_limit() -> None:
