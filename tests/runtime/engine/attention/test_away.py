@@ -1,0 +1,115 @@
+"""Attention of a chunk of which another device holds the first page sets, with queries or pages under way (IL-28)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.chains import Array
+from runtime.engine.attention.away import AwayAttention, Creditors
+from runtime.engine.attention.interface import AttentionSettings, Tokens
+from runtime.engine.attention.lent import LentPages
+from runtime.engine.step.context import AwayRow, PagedMaker, PagedMetadata, RowSpan
+from runtime.kv.pool import Geometry, PagePool
+from runtime.lending_config import LoanShipping
+from runtime.loans import LoanQuery
+from runtime.policy.lending.shipping import ShippingCosts
+from runtime.types import LoanLost, SentAway
+from tests.runtime.engine.attention.test_partial import maker
+
+HEADS, KV_HEADS, WIDTH, PAGE = 8, 2, 16, 4
+LENT, HERE, CHUNK = 16, 64, 48
+
+
+class SlowLink:
+    """Creditors in this process, whose answers come after a fixed time for queries, and for pages, in seconds."""
+
+    def __init__(self, lent: LentPages, queries: float = 0.0, pages: float = 0.0) -> None:
+        self._lent, self._seconds = lent, (queries, pages)
+        self.asked: list[bool] = []
+        self.answer: tuple[Array, ...] | None = None
+
+    def send_query(self, creditor: str, query: LoanQuery, arrays: Sequence[Array]) -> int:
+        self.asked.append(query.pull)
+        self._answer = self._lent.attend(query, arrays)
+        return len(self.asked)
+
+    def collect(self, ticket: int) -> tuple[Array, ...]:
+        time.sleep(self._seconds[self.asked[-1]])
+        return self._answer if self.answer is None else self.answer
+
+
+class Halves:
+    """A sequence of which the first tokens are in another pool: its last `CHUNK` tokens attend."""
+
+    def __init__(self, made: PagedMaker) -> None:
+        self._made, random = made, torch.Generator().manual_seed(3)
+        k, v = (torch.randn(LENT + HERE, KV_HEADS, WIDTH, generator=random) for _ in range(2))
+        query = torch.randn(CHUNK, HEADS, WIDTH, generator=random)
+        self.now = Tokens(query, k[-CHUNK:], v[-CHUNK:], AttentionSettings())
+        self.pool, self.lent = (self._filled(k[part], v[part]) for part in (slice(LENT, None), slice(LENT)))
+        self.held = LentPages(made, self.lent, torch.device("cpu"))
+        self.held.hold_loan(5, [[page] for page in range(LENT // PAGE)], LENT)
+        whole = self._filled(k, v)
+        self.want = torch.zeros_like(query)
+        backend = made(self._paging(whole, torch.arange((LENT + HERE) // PAGE)))
+        backend.chunks(0, self.now, self.want)
+
+    def attend(self, link: SlowLink, how: LoanShipping, costs: ShippingCosts | None = None) -> Tensor:
+        table = torch.full(((LENT + HERE) // PAGE,), self.pool.padding)
+        table[LENT // PAGE :] = torch.arange(HERE // PAGE)
+        paging = self._paging(self.pool, table, (AwayRow(0, 0, (SentAway("s", "d1", 5, 0, LENT),)),))
+        out = torch.zeros_like(self.now.query)
+        AwayAttention(self._made, paging, Creditors(link, how, costs or ShippingCosts())).decode(0, self.now, out)
+        return out
+
+    @staticmethod
+    def _filled(k: Tensor, v: Tensor) -> PagePool:
+        half, at = PAGE * KV_HEADS * WIDTH * 4, torch.arange(len(k))
+        pool = PagePool(2 * half * (len(k) // PAGE), half)
+        pool.view(Geometry(KV_HEADS, WIDTH, k.dtype), PAGE).write(at // PAGE, at % PAGE, k, v)
+        return pool
+
+    @staticmethod
+    def _paging(pool: PagePool, table: Tensor, away: tuple[AwayRow, ...] = ()) -> PagedMetadata:
+        tokens, none = LENT + HERE, torch.empty(0, dtype=torch.int64)
+        return PagedMetadata(
+            pool, PAGE, None, (RowSpan(0, CHUNK, tokens - CHUNK),), table[None, None], torch.tensor([tokens]),
+            none.view(1, 0), none, None, away,
+        )  # fmt: skip
+
+
+@pytest.fixture(params=["gathered", "native"])
+def halves(request: pytest.FixtureRequest) -> Halves:
+    return Halves(maker(request.param))
+
+
+def test_queries_and_pages_give_the_same_bits(halves: Halves) -> None:
+    made = [halves.attend(SlowLink(halves.held), how) for how in ("query", "pages")]
+    assert torch.equal(*made) and (made[0] - halves.want).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("queries", "pages", "pulled"), [(0.02, 0.0, True), (0.0, 0.02, False)])
+def test_the_cheapest_follows_what_answers_took(halves: Halves, queries: float, pages: float, pulled: bool) -> None:
+    costs, link = ShippingCosts(), SlowLink(halves.held, queries, pages)
+    for _ in range(16):
+        assert (halves.attend(link, "cheapest", costs) - halves.want).abs().max() < 1e-5
+    assert link.asked[-4:] == [pulled] * 4, link.asked
+
+
+def test_pages_of_another_size_are_a_lost_loan(halves: Halves) -> None:
+    link = SlowLink(halves.held)
+    for answer in ((), (Array("uint8", (1, 8), bytes(8)),), (Array("uint8", (4, 512), bytes(8)),)):
+        link.answer = answer
+        with pytest.raises(LoanLost):
+            halves.attend(link, "pages")
+
+
+def test_a_creditor_sends_only_so_many_pages_at_once(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.engine.attention.lent.MOST_PULLED", 2 * 512)
+    with pytest.raises(ValueError, match="more pages"):
+        halves.attend(SlowLink(halves.held), "pages")
