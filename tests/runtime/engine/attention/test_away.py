@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from runtime.chains import Array
 from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages
+from runtime.engine.attention.partial import PartialAttention, attend_partly
 from runtime.engine.step.context import AwayRow, PagedMaker, PagedMetadata, RowSpan
 from runtime.kv.pool import Geometry, PagePool
 from runtime.lending_config import LoanShipping
@@ -99,6 +101,20 @@ def test_the_cheapest_follows_what_answers_took(halves: Halves, queries: float, 
     for _ in range(16):
         assert (halves.attend(link, "cheapest", costs) - halves.want).abs().max() < 1e-5
     assert link.asked[-4:] == [pulled] * 4, link.asked
+
+
+def test_where_attention_here_is_slow_queries_travel(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages come sooner than attention to them would, but would be attended to here, after what is here."""
+
+    def slow(*given: Any) -> PartialAttention:
+        time.sleep(0.02)
+        return attend_partly(*given)
+
+    monkeypatch.setattr("runtime.engine.attention.away.attend_partly", slow)
+    costs, link = ShippingCosts(), SlowLink(halves.held, queries=0.005)
+    for _ in range(16):
+        halves.attend(link, "cheapest", costs)
+    assert link.asked[-4:] == [False] * 4, link.asked
 
 
 def test_pages_of_another_size_are_a_lost_loan(halves: Halves) -> None:
