@@ -213,6 +213,7 @@ ROUTES: Mapping[str, Said] = {
         {403: _NO_HEADER, 404: "no stored model of that name", 503: "distances are being measured"},
     ),
     "GET /ui/playground": Said(_HTML, query="`model`: chosen from the beginning; may be repeated"),
+    "GET /ui/keys": Said(_HTML),
     "GET /ui/upkeep": Said(_HTML),
     "GET /ui/upkeep/state": Said("a piece of HTML"),
     "POST /ui/upkeep/verify": Said("""{"started": "verify"}""", errors=_UPKEEP),

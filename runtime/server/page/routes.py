@@ -7,6 +7,7 @@ from starlette.routing import Route
 from runtime.server.page.context import PageContext
 from runtime.server.page.views.catalogue import CatalogueViews
 from runtime.server.page.views.comparison import ComparisonViews
+from runtime.server.page.views.keys import KeyViews
 from runtime.server.page.views.live import LiveViews
 from runtime.server.page.views.login import Login
 from runtime.server.page.views.patterns import PatternViews
@@ -37,6 +38,7 @@ def page_routes(context: PageContext) -> list[Route]:
         Route("/ui/compare", comparison.show, methods=["GET"]),
         Route("/ui/compare/distances", comparison.measure, methods=["POST"]),
         Route("/ui/playground", PlaygroundViews(context).show, methods=["GET"]),
+        Route("/ui/keys", KeyViews(context).show, methods=["GET"]),
         Route("/ui/upkeep", upkeep.show, methods=["GET"]),
         Route("/ui/upkeep/state", upkeep.state, methods=["GET"]),
         Route("/ui/upkeep/verify", upkeep.verify, methods=["POST"]),

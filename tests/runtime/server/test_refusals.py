@@ -212,6 +212,7 @@ def test_the_page_is_only_where_there_is_a_store(tokenizer: Tokenizer, tmp_path:
         "/ui/live",
         "/ui/compare",
         "/ui/playground",
+        "/ui/keys",
         "/ui/upkeep",
         "/ui/patterns",
         "/docs",

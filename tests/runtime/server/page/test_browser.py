@@ -23,6 +23,7 @@ VIEWS = (
     "/ui/compare?a=org/fine&b=org/twin",
     "/ui/live",
     "/ui/playground",
+    "/ui/keys",
     "/ui/upkeep",
     "/ui/patterns",
     "/docs",
