@@ -14,6 +14,7 @@ from cli.app import main
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.server.keys import key_book
+from runtime.server.openai.route_words import EXAMPLES
 from tests.runtime.server.aliases.looking import following, points_to, shown, stored
 from tests.runtime.server.harness import Running, eventually, running
 from zoo.aliases import set_alias
@@ -82,6 +83,15 @@ def test_an_alias_is_set_and_rolled_back(
     ]  # fmt: skip
     page = http.get("/ui/models/org/fine")
     assert "prod" in page.text
+
+
+def test_the_examples_are_taken(served: tuple[Running, Store, httpx.Client]) -> None:
+    _, store, http = served
+    set_alias(store, "prod", "org/base")
+    example = EXAMPLES["POST /zoo/aliases"]
+    assert http.post("/zoo/aliases", json={**example, "target": "org/fine"}).json()["before"][0]["model"] == "org/base"
+    back = http.post("/zoo/aliases/rollback", json=EXAMPLES["POST /zoo/aliases/rollback"])
+    assert models(back.raise_for_status().json()) == [("org/base", 100)]
 
 
 @pytest.mark.parametrize(
