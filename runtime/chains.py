@@ -561,6 +561,23 @@ class ReadsAhead(Protocol):
         ...
 
 
+#: Called while a step runs, between layers, with a function that returns how many attention layers of its stage each
+#: row has passed. Pages of these layers have their K and V, and may be read.
+LayerWatch = Callable[[Callable[[], Mapping[str, int]]], None]
+
+
+@runtime_checkable
+class WatchesLayers(Protocol):
+    """Define an engine that shows how far a step is (TI-15)."""
+
+    def watch_layers(self, watch: LayerWatch) -> bool:
+        """Call `watch` between the layers of steps with prompts from now on; return False if the engine cannot.
+
+        Calls come from the thread that runs the step.
+        """
+        ...
+
+
 class StepRunner(Protocol):
     """Define an object that runs steps, with the signature of `StageEngine.run`."""
 

@@ -12,8 +12,8 @@ DecodeRule = Literal["load", "po2", "least", "random", "worst"]
 
 
 #: When K and V go to where a sequence decodes. `request`: when its whole prompt is computed. `chunk`: each chunk when
-#: it is computed.
-HandoffGrain = Literal["request", "chunk"]
+#: it is computed. `layer`: also those of each layer of the last chunk, while its later layers are computed.
+HandoffGrain = Literal["request", "chunk", "layer"]
 #: What a sequence does from its first token until its K and V are where it is to decode.
 UntilHandoff = Literal["rest", "decode"]
 

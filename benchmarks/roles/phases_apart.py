@@ -6,8 +6,9 @@ Each side is a `zoo serve` of its own, and answers the same requests, eight at a
 greedy, sampled, with penalties, and with log-probabilities; with prompts of one to five chunks of 64 tokens, some of
 which begin alike. `equal`: share of answers with the tokens, and log-probabilities within 1e-4, of one device.
 `prompt_devices` and `decode_devices`: which agents ran rows of prompts, and rows behind them, by the trace.
-`transfers`: of K and V; `expected_transfers`: one for each hand-off, or with `--handoff-grain chunk` one for each chunk
-of its prompt, chunks of which pages were still on their way counted once. `bytes` of K and V: the same for both grains.
+`transfers`: of K and V; `expected_transfers`: one for each hand-off, or with `--handoff-grain chunk|layer` one for each
+chunk of its prompt, chunks of which pages were still on their way counted once. `bytes` of K and V: the same for all
+grains.
 `1+1 meanwhile` decodes until the hand-off where the prompt ran, so that agent decodes, too, and
 more bytes travel, in more transfers than one for each.
 """
@@ -45,8 +46,11 @@ SIDES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "1+1 chunk": ("prefill,decode", ("--handoff-grain", "chunk")),
     "1+1 chunk cached": ("prefill,decode", ("--handoff-grain", "chunk", "--prefix-caching", "cached")),
     "1+1 meanwhile": ("prefill,decode", ("--until-handoff", "decode")),
+    "1+1 layer": ("prefill,decode", ("--handoff-grain", "layer")),
+    "1+1 layer cached": ("prefill,decode", ("--handoff-grain", "layer", "--prefix-caching", "cached")),
     "1+2": ("prefill,decode,decode", ("--handoff-grain", "request")),
     "1+2 chunk cut": ("prefill,decode,decode", ("--handoff-grain", "chunk", "--placement", "partition")),
+    "2+1 layer cut": ("prefill,prefill,decode", ("--handoff-grain", "layer", "--placement", "partition")),
     "2+1 chunk": ("prefill,prefill,decode", ("--handoff-grain", "chunk")),
     "2+1 cut": ("prefill,prefill,decode", ("--handoff-grain", "request", "--placement", "partition")),
 }
@@ -140,7 +144,7 @@ def measured(store: str, models: Sequence[str], sides: Sequence[str], bodies: Se
             "handoffs": counters["handoffs"],
             "aborted": counters["handoffs_aborted"],
             "transfers": counters["handoff_transfers"],
-            "expected_transfers": chunks if "chunk" in side else counters["handoffs"],
+            "expected_transfers": chunks if "chunk" in side or "layer" in side else counters["handoffs"],
             "bytes": counters["handoff_bytes"],
             "recomputed": counters["recomputed"],
             "handoff_ms": counters["handoff_ns"] / max(counters["handoffs"], 1) / 1e6,

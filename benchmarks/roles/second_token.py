@@ -1,11 +1,13 @@
-"""Measure the wait for the second token: sequences that rest until their hand-off beside ones that decode meanwhile.
+"""Measure the wait for the second token of answers whose prompts run elsewhere, by when their K and V travel.
 
-    python -m benchmarks.roles.second_token STORE MODEL [--prompts 64,512,1500] [--requests 6] [--rounds 3]
+    python -m benchmarks.roles.second_token STORE MODEL [--sides request,chunk,layer,decode] [--prompts 64,512,1500]
+        [--requests 6] [--rounds 3]
 
-Two agent processes with `--roles prefill,decode`. `rest` and `decode` are the values of `--until-handoff`. Answers come
-one after another, alone and beside a stream of prompts of other requests (`beside`). `second_ms`: from the first token
+Two agent processes with `--roles prefill,decode`. `request`, `chunk` and `layer` are the values of `--handoff-grain`;
+`decode` is `request` with `--until-handoff decode`. Answers come one after another, alone and beside a stream of
+prompts of other requests (`beside`). `first_ms`: from the request to the first token; `second_ms`: from the first token
 to the second; `longest_ms`: the longest time between two tokens of an answer; `answer_ms`: from the request to the last
-token. Medians of the rounds' medians; `ratio`: `decode` by `rest`, by round.
+token. Medians of the rounds' medians, the sides in turns, and the ratios of each side by the first one, by round.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,19 @@ from runtime.cluster.driver.driver import ClusterDriver
 from runtime.types import SamplingParams, SequenceRequest
 from zoo.api import Zoo
 
-SIDES = ("rest", "decode")
+#: Options of each side.
+SIDES: Mapping[str, Mapping[str, str]] = {
+    "request": {"handoff_grain": "request"},
+    "chunk": {"handoff_grain": "chunk"},
+    "layer": {"handoff_grain": "layer"},
+    "decode": {"handoff_grain": "request", "until_handoff": "decode"},
+}
+_WHAT = ("first_ms", "second_ms", "longest_ms", "answer_ms")
 _TOKENS = 24
 
 
-def answer(driver: ClusterDriver, model: str, length: int, number: int) -> tuple[float, float, float]:
-    """Return the milliseconds from the first token to the second, the longest gap, and those of the whole answer."""
+def answer(driver: ClusterDriver, model: str, length: int, number: int) -> tuple[float, ...]:
+    """Return the milliseconds of an answer: `_WHAT`."""
     prompt = tuple(300 + (number * 131 + length + at * 11) % 4000 for at in range(length))
     name, begun = f"s{time.monotonic_ns()}", time.perf_counter()
     times: list[float] = []
@@ -42,61 +51,82 @@ def answer(driver: ClusterDriver, model: str, length: int, number: int) -> tuple
             raise RuntimeError(event.error)
         times.append(time.perf_counter())
     gaps = [(later - earlier) * 1000 for earlier, later in itertools.pairwise(times)]
-    return gaps[0], max(gaps), (times[-1] - begun) * 1000
+    return (times[0] - begun) * 1000, gaps[0], max(gaps), (times[-1] - begun) * 1000
 
 
 def one_round(
     driver: ClusterDriver, model: str, length: int, beside: bool, requests: int, first: int
-) -> tuple[float, float, float]:
+) -> tuple[float, ...]:
     """Return the medians of `answer` for some requests, alone or beside a stream of prompts."""
     with PromptStream(driver, model, 512, 1) if beside else nullcontext():
         got = [answer(driver, model, length, first + at) for at in range(requests)]
-    second, longest, whole = (statistics.median(column) for column in zip(*got, strict=True))
-    return second, longest, whole
+    return tuple(statistics.median(column) for column in zip(*got, strict=True))
 
 
-def measured(zoo: Zoo, model: str, lengths: Sequence[int], requests: int, rounds: int) -> dict[str, Any]:
-    """Return the figures by load, length of the prompt, and side."""
+def measured(
+    zoo: Zoo,
+    model: str,
+    sides: Sequence[str],
+    lengths: Sequence[int],
+    requests: int,
+    rounds: int,
+    loads: Sequence[bool],
+) -> dict[str, Any]:
+    """Return the figures by load, length of the prompt, and side. `loads`: whether beside prompts."""
     name = zoo.model(model).name
     chosen = choose(zoo, [name])
-    kinds = [(beside, length) for beside in (False, True) for length in lengths]
-    got: dict[tuple[bool, int, str], list[tuple[float, float, float]]] = {}
+    kinds = [(beside, length) for beside in loads for length in lengths]
+    got: dict[tuple[bool, int, str], list[tuple[float, ...]]] = {}
     for number in range(rounds):
-        for side in SIDES if number % 2 == 0 else SIDES[::-1]:
-            options = ServeOptions(agents=2, backend="processes", roles="prefill,decode", until_handoff=side)
+        turn = number % len(sides)
+        for side in (*sides[turn:], *sides[:turn]):
+            options = ServeOptions(agents=2, backend="processes", roles="prefill,decode", **SIDES[side])
             with start_driver(zoo, options, chosen) as driver:
                 one_round(driver, name, lengths[0], False, 2, 0)  # loads what both kinds of paths need
                 for at, (beside, length) in enumerate(kinds):
                     first = (number * len(kinds) + at) * requests + 10
                     took = one_round(driver, name, length, beside, requests, first)
                     got.setdefault((beside, length, side), []).append(took)
-    found: dict[str, Any] = {}
-    for beside, length in kinds:
-        row: dict[str, Any] = {}
-        for at, what in enumerate(("second_ms", "longest_ms", "answer_ms")):
-            rest, decode = ([each[at] for each in got[beside, length, side]] for side in SIDES)
-            ratios = [one / other for one, other in zip(decode, rest, strict=True)]
-            row[what] = {
-                "rest": statistics.median(rest),
-                "decode": statistics.median(decode),
-                "ratio": {"median": statistics.median(ratios), "least": min(ratios), "greatest": max(ratios)},
-            }
-        found[f"{'beside' if beside else 'alone'} {length}"] = row
-    return found
+    return {
+        f"{'beside' if beside else 'alone'} {length}": {
+            what: _compared({side: [each[at] for each in got[beside, length, side]] for side in sides})
+            for at, what in enumerate(_WHAT)
+        }
+        for beside, length in kinds
+    }
+
+
+def _compared(values: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return the median of each side's rounds, and its ratios by the first side."""
+    row: dict[str, Any] = {side: statistics.median(each) for side, each in values.items()}
+    base, *rest = values
+    for side in rest:
+        ratios = [one / other for one, other in zip(values[side], values[base], strict=True)]
+        row[f"{side} by {base}"] = {
+            "median": statistics.median(ratios),
+            "least": min(ratios),
+            "greatest": max(ratios),
+        }
+    return row
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("store", type=Path)
     parser.add_argument("model")
+    parser.add_argument("--sides", default="request,chunk,layer,decode", help=f"some of {', '.join(SIDES)}")
     parser.add_argument("--prompts", default="64,512,1500", help="tokens of prompts")
     parser.add_argument("--requests", type=int, default=6, help="answers of each kind and round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="only without other prompts")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)
-    lengths = [int(each) for each in given.prompts.split(",")]
+    sides, lengths = given.sides.split(","), [int(each) for each in given.prompts.split(",")]
+    if unknown := set(sides) - SIDES.keys():
+        parser.error(f"no such side: {', '.join(sorted(unknown))}")
+    loads = (False,) if given.alone else (False, True)
     with Zoo(given.store, create=False) as zoo:
-        deliver(measured(zoo, given.model, lengths, given.requests, given.rounds), given.output)
+        deliver(measured(zoo, given.model, sides, lengths, given.requests, given.rounds, loads), given.output)
     return 0
 
 

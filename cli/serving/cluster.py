@@ -153,7 +153,14 @@ def agent_settings(options: ServeOptions, config: EngineConfig, half_page: int) 
     beats = options.loans.beat_ms / 1000 if options.lending == "negotiated" else 0.0
     budget = config.device_memory_bytes and config.device_memory_bytes - PagePool.SPARE * 2 * half_page
     weights = budget - config.kv_cache_memory_bytes if budget else options.weights_limit
-    return AgentSettings(weights, budget, loan_seconds=loans, loan_shipping=options.loans.ship, pool_beat_seconds=beats)
+    return AgentSettings(
+        weights,
+        budget,
+        loan_seconds=loans,
+        loan_shipping=options.loans.ship,
+        pool_beat_seconds=beats,
+        watch_layers=options.handoff_grain != "request",
+    )
 
 
 def _alone(

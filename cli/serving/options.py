@@ -174,7 +174,7 @@ class ServeOptions:
     handoff_grain: str = option(SHIPPED_CLUSTER.decode.grain, group="Batching", choices=get_args(HandoffGrain),
         needs=["roles"],
         help="When K and V of a prompt go to where its answer is decoded: all of them when it is computed (request), "
-             "or each chunk of it (chunk).")
+             "each chunk of it (chunk), or also each layer of its last chunk (layer).")
     until_handoff: str = option(SHIPPED_CLUSTER.decode.until_handoff, group="Batching", choices=get_args(UntilHandoff),
         needs=["roles"],
         help="What a sequence does from its first token until its K and V are where it is to decode: it rests, or "

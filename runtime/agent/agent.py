@@ -25,10 +25,11 @@ is in its path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from runtime.agent.broadcast.bidding import HopBidding
 from runtime.agent.migration.activation_cache import ActivationCache
+from runtime.agent.migration.by_layer import PagesByLayer
 from runtime.agent.migration.destination import IncomingMigrations
 from runtime.agent.migration.source import answer, answer_for_loan
 from runtime.agent.sequences.host_copies import HostCopies
@@ -146,6 +147,7 @@ class Agent:
             self._states,
             copies="pages" in lacks,
         )
+        self._by_layer = PagesByLayer(device, self._tables, self._sequence_table.sequences, page_bytes)
         self._strides = strides
         self._steps = StepPlanner(
             self._tables,
@@ -278,7 +280,10 @@ class Agent:
 
         Raises ValueError, and changes nothing, if the result does not answer the plan.
         """
-        return [*self._results.finish(result, now, lane), *self._bids(), *self._parted()]
+        out = self._results.finish(result, now, lane)
+        if self._by_layer:
+            out = [*out, *self._by_layer.settle()]
+        return [*out, *self._bids(), *self._parted()]
 
     def fail_step(
         self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False, intact: bool = False
@@ -293,17 +298,35 @@ class Agent:
             intact: Whether K and V on another device could not be reached, and nothing else happened: the engine keeps
                 the tables, and the same rows may run again.
         """
-        return [*self._results.fail(reason, now, lane, retry, intact), *self._bids(), *self._parted()]
+        names = {each.name for each in self._steps.oldest_step(lane)[1]} if self._by_layer else set()
+        out = self._results.fail(reason, now, lane, retry, intact)
+        return [*out, *self._by_layer.fail(names), *self._bids(), *self._parted()]
+
+    def answer_pages(self, want: PageRequest, now: int) -> list[AgentCommand]:
+        """Answer a request for pages, or for kept hidden states. It only reads: a step may run meanwhile."""
+        if want.loan:
+            return [answer_for_loan(want, self._moves.lent_pages(want))]
+        if want.as_written:
+            return self._by_layer.add(want, now)
+        return [answer(want, self._sequence_table.sequences.get(want.seq), self.device, self._tables, self._kept)]
+
+    def layers_written(self, passed: Mapping[str, int]) -> list[AgentCommand]:
+        """Return commands for pages that wait for the step under way (TI-15).
+
+        `passed`: by row, how many attention layers of its stage it has passed.
+        """
+        return self._by_layer.send_layers(self._steps.running(), passed) if self._by_layer else []
 
     def starved(self, now: int) -> list[AgentCommand]:
         """Report rows as lost that have waited for pages longer than the page timeout. Call it from time to time."""
         since = now - self._config.page_timeout_ms * 1_000_000
         late = self._queue.starved(since)
         self._early.expire(now)
+        late_pages = self._by_layer.expire(now)
         self._copies.lost += self._copies.overdue(since)
         why = f"no pages for its next tokens on {self.device}"
         lost = report_lost(self.device, self._tables, late, why, retry=True)
-        return [*lost, *self._lost_copies(), *self._bids()]
+        return [*lost, *late_pages, *self._lost_copies(), *self._bids()]
 
     # -- inspection ----------------------------------------------------------------------------------------------------
 
@@ -407,6 +430,7 @@ class Agent:
         self._sequence_table.close(seq, epoch)
         self._early.pop_row(seq, epoch)
         self._bidding.closed(seq, epoch)
+        self._by_layer.close(seq, epoch)
         return [*out, *self._moves.drop_loans()]
 
     def _send_away(self, order: SendAway) -> list[AgentCommand]:
@@ -427,6 +451,7 @@ class Agent:
         self._moves.closed(seq, epoch)
         self._early.pop_row(seq, epoch)
         self._bidding.closed(seq, epoch)
+        self._by_layer.close(seq, epoch)
         return out
 
     def _after_release(self, now: int) -> list[AgentCommand]:
@@ -527,12 +552,8 @@ class Agent:
                 out = self._moves.settle(event, None if sequence is None else sequence.keys)
             case MendPages():
                 out = self._moves.mend(event, self._sequence_table.sequences.get(event.seq), now)
-            case PageRequest() if event.loan:
-                out = [answer_for_loan(event, self._moves.lent_pages(event))]
             case PageRequest():
-                out = [
-                    answer(event, self._sequence_table.sequences.get(event.seq), self.device, self._tables, self._kept)
-                ]
+                out = self.answer_pages(event, now)
             case PageData():
                 out = self._moves.arrived(event, arrays, now)
             case PagesWritten():
@@ -540,6 +561,7 @@ class Agent:
             case ActivationsVerified():
                 out = self._moves.checked(event, now)
             case PeerDown():
+                self._by_layer.remove_device(event.device)
                 out = [
                     *self._moves.unreachable(event.device, now),
                     *self._bidding.remove_device(event.device, self._sequence_table.sequences.values()),

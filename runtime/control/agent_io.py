@@ -76,6 +76,7 @@ class WritePages:
     Fields:
         move: Number of the migration.
         lo, hi: Token range of the pages.
+        layers: Attention layers [first, last) of the chain that they belong to.
     """
 
     pages: tuple[int, ...]
@@ -84,6 +85,7 @@ class WritePages:
     move: int
     lo: int
     hi: int
+    layers: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +256,15 @@ class StageFailed:
 
 @dataclass(frozen=True, slots=True)
 class PagesWritten:
-    """Report to the agent that pages are written, or the `error` that prevented it (empty if none)."""
+    """Report to the agent that pages are written, or the `error` that prevented it (empty if none).
+
+    The other fields are those of WritePages.
+    """
 
     move: int
     lo: int
     hi: int
+    layers: tuple[int, int]
     error: str = ""
 
 

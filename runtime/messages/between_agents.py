@@ -9,7 +9,7 @@ from runtime.messages.base import Message
 class PageRequest(Message, frozen=True, tag=True, array_like=True):
     """Request pages of K and V, or cached hidden states, from the source of a migration (destination to source).
 
-    The source answers with exactly one PageData.
+    The source answers with exactly one PageData, or if `as_written` with one for each run of layers.
 
     Fields:
         move: Number of the migration.
@@ -18,6 +18,7 @@ class PageRequest(Message, frozen=True, tag=True, array_like=True):
         by: Device of the destination, to which the answer goes.
         before: 0 requests pages; n requests the hidden states that entered the stage that begins with component n.
         loan: The loan of which pages are requested; 0: none, but pages of the sequence's path.
+        as_written: Whether the pages may not be written yet. Then those of each layer are sent once they are (TI-15).
     """
 
     move: int
@@ -29,6 +30,7 @@ class PageRequest(Message, frozen=True, tag=True, array_like=True):
     by: str
     before: int = 0
     loan: int = 0
+    as_written: bool = False
 
 
 class PageData(Message, frozen=True, tag=True, array_like=True):
@@ -41,6 +43,8 @@ class PageData(Message, frozen=True, tag=True, array_like=True):
         error: Why the source cannot send the array; empty if it does.
         before: As in PageRequest. If not 0, the array is hidden states [hi - lo, width].
         kept: Token ranges of which the source has hidden states, in an answer to a request for hidden states.
+        layers: Attention layers [first, last) of the chain that the array has the pages of; (0, 0): all requested ones.
+            They come in order, without gaps.
     """
 
     move: int
@@ -52,6 +56,7 @@ class PageData(Message, frozen=True, tag=True, array_like=True):
     error: str = ""
     before: int = 0
     kept: tuple[tuple[int, int], ...] = ()
+    layers: tuple[int, int] = (0, 0)
 
 
 class ForwardRows(Message, frozen=True, tag=True, array_like=True):

@@ -202,6 +202,7 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
             sequence is closed. Then neither the stage nor its weights are needed here.
         recall: Number of the loan at the source of which these are the last page sets; 0: none. They become a part of
             the sequence's pages here (IL-25).
+        as_written: Whether the last tokens may not be computed yet: their row has been sent (TI-15).
     """
 
     move: int
@@ -219,6 +220,7 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
     first: int = 0
     loan: bool = False
     recall: int = 0
+    as_written: bool = False
 
 
 class SendAway(Message, frozen=True, tag=True, array_like=True):

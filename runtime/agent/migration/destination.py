@@ -163,27 +163,27 @@ class IncomingMigrations:
         if move is None or not move.ends.awaits(span):
             return []
         if pages.error or len(arrays) != 1:
-            move.ends.copy_failed(span)
+            move.fail_copy(span)
             return self._go_on(move, now)
-        lo, hi = span.start, span.stop
-        places = self._tables.pages(move.key, lo, hi)
-        move.writing[lo, hi] = len(arrays[0].data) if hasattr(arrays[0].data, "__len__") else 0
-        return [WritePages(places, arrays[0], pages.digest, pages.move, lo, hi)]
+        lo, hi, every = span.start, span.stop, move.order.layers
+        layers = pages.layers if pages.layers[1] else every
+        if not move.takes(span, layers):
+            return []
+        places = self._tables.pages(move.key, lo, hi, slice(layers[0] - every[0], layers[1] - every[0]))
+        move.writing[lo, hi, layers[0]] = len(arrays[0].data) if hasattr(arrays[0].data, "__len__") else 0
+        return [WritePages(places, arrays[0], pages.digest, pages.move, lo, hi, layers)]
 
     def written(self, event: PagesWritten, now: int) -> list[AgentCommand]:
         """Handle the engine's answer for written pages."""
         move, span = self._incoming.get(event.move), range(event.lo, event.hi)
-        if move is None:
+        nbytes = None if move is None else move.writing.pop((event.lo, event.hi, event.layers[0]), None)
+        if move is None or nbytes is None:
             return []
-        move.nbytes += move.writing.pop((event.lo, event.hi), 0)
+        move.nbytes += nbytes
         if event.error:
-            move.ends.copy_failed(span)
-        else:
-            move.ends.copied(span)
-            move.copying = now - move.began
-            move.end_turn(span, now)
-            move.pace.back = (now - move.pace.back_since) / move.groups(len(span))
-            move.shared.record_arrival("pages", span.start, span.stop, move.groups(len(span)), now)
+            move.fail_copy(span)
+        elif event.layers[1] == move.order.layers[1]:
+            move.end_copy(span, now)
         move.pace.back_since = now
         return self._go_on(move, now)
 

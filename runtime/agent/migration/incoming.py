@@ -40,7 +40,7 @@ class IncomingMigration:
         sequence: Stands for the sequence in rows that recompute.
         fetch: Hidden states that the front starts from; None if it starts from token ids.
         nbytes: Bytes of pages that have arrived.
-        writing: By token range: bytes of pages that the engine is writing.
+        writing: By token range and first layer: bytes of pages that the engine is writing.
         told: Tokens covered by the latest MigrationReady; -1 before the first.
         pace: Measured speed of both ends.
         shared: The same where hidden states and pages share the link.
@@ -59,7 +59,7 @@ class IncomingMigration:
     sequence: AgentSequence
     fetch: ActivationFetch | None = None
     nbytes: int = 0
-    writing: dict[tuple[int, int], int] = field(default_factory=dict)
+    writing: dict[tuple[int, int, int], int] = field(default_factory=dict)
     told: int = -1
     pace: MigrationPace = field(default_factory=MigrationPace)
     shared: SharedPace = field(default_factory=SharedPace)
@@ -69,6 +69,7 @@ class IncomingMigration:
     between_steps: bool = False
     _rows: int = 0
     _asked: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    _come: dict[tuple[int, int], int] = field(default_factory=dict)  # by token range: layers below this one have come
 
     @property
     def is_exhausted(self) -> bool:
@@ -84,8 +85,10 @@ class IncomingMigration:
         out: list[Send] = []
         if not resting:
             out += self._front(rows, now)
-        while (free := (self._most if resting else self._ahead(now)) - ends.copying) > 0:
-            span = ends.next_back(min(free, self.config.fetch_window))
+        # One request for all pages that are not written yet: they come layer by layer.
+        every = self.groups(self.order.upto) if self.order.as_written else 0
+        while (free := every or (self._most if resting else self._ahead(now)) - ends.copying) > 0:
+            span = ends.next_back(every or min(free, self.config.fetch_window))
             if span is None:
                 break
             if not ends.copying - self.groups(len(span)):
@@ -111,6 +114,35 @@ class IncomingMigration:
     def groups(self, tokens: int) -> int:
         """Return the number of page sets that hold so many tokens."""
         return -(-tokens // self.spec.page_tokens)
+
+    def takes(self, span: range, layers: tuple[int, int]) -> bool:
+        """Return whether pages of these layers come next for a token range, and record that they have come.
+
+        Those of an earlier request, which has failed, do not.
+        """
+        begin = self._come.get((span.start, span.stop), self.order.layers[0])
+        if not begin == layers[0] < layers[1] <= self.order.layers[1]:
+            return False
+        self._come[span.start, span.stop] = layers[1]
+        return True
+
+    def fail_copy(self, span: range) -> None:
+        """Record that pages did not arrive, or cannot be used. All of their layers are wanted again."""
+        self.ends.copy_failed(span)
+        self._come.pop((span.start, span.stop), None)
+        self.writing = {key: each for key, each in self.writing.items() if key[:2] != (span.start, span.stop)}
+
+    def end_copy(self, span: range, now: int) -> None:
+        """Record that pages of all layers are written, and how long that took, unless they were waited for."""
+        self.ends.copied(span)
+        self._come.pop((span.start, span.stop), None)
+        if self.order.as_written:
+            self._asked.pop((span.start, span.stop), None)
+            return
+        self.copying = now - self.began
+        self.end_turn(span, now)
+        self.pace.back = (now - self.pace.back_since) / self.groups(len(span))
+        self.shared.record_arrival("pages", span.start, span.stop, self.groups(len(span)), now)
 
     def unfed(self, lo: int, hi: int, reason: str) -> None:
         """Handle hidden states that did not arrive or did not verify."""
@@ -210,6 +242,7 @@ class IncomingMigration:
                 self.device,
                 before,
                 order.recall,
+                order.as_written and not before,
             ),
         )
 

@@ -89,7 +89,7 @@ class CommandExecutor:
             case ReadPages():
                 self._read_pages(command)
             case WritePages():
-                return PagesWritten(command.move, command.lo, command.hi, self._write_pages(command))
+                return PagesWritten(command.move, command.lo, command.hi, command.layers, self._write_pages(command))
             case SendActivations():
                 self._send_sealed(command.to, command.message, command.pieces)
             case VerifyActivations():

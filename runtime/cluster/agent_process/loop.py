@@ -28,10 +28,11 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from runtime.agent.agent import Agent
-from runtime.chains import Array, HostMemory, IdleWork, StageEngine
+from runtime.chains import Array, HostMemory, IdleWork, StageEngine, WatchesLayers
 from runtime.cluster.agent_process.commands import CommandExecutor
 from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.lanes import lanes_for
+from runtime.cluster.agent_process.layer_watch import StepWatch
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers
 from runtime.cluster.errors import public
 from runtime.config import DirectConfig
@@ -85,6 +86,8 @@ class AgentSettings:
         loan_seconds: Longest wait for attention to K and V on another device; 0: there are no loans (IL-04).
         loan_shipping: What travels for it (IL-28).
         pool_beat_seconds: Period of heartbeats to the managers of the pool; 0: there are none (IL-10).
+        watch_layers: Whether page requests are answered between the layers of a step, too (TI-15). Not with lanes of
+            their own, nor where tensors go directly: there all pages go between steps.
     """
 
     weights: int = 0
@@ -97,6 +100,7 @@ class AgentSettings:
     loan_seconds: float = 0.0
     loan_shipping: LoanShipping = "query"
     pool_beat_seconds: float = 0.0
+    watch_layers: bool = False
 
 
 class _Severed(Exception):
@@ -145,6 +149,8 @@ class AgentLoop:
         )
         second = engine.second_lane() if settings.own_lane else None
         self._lanes = lanes_for(engine, second, agent, clock, self._messenger.wake, self._send)
+        if settings.watch_layers and second is None and directed is None and isinstance(engine, WatchesLayers):
+            engine.watch_layers(StepWatch(agent, messenger, clock, self._carry_out, self._came_beside))
         self._agents: dict[str, int] = {}
         self._welcome = False
         self._stopping = self._ran = False
@@ -288,6 +294,9 @@ class AgentLoop:
         if self._side_peers is not None:
             sides = zip(peers.agents, peers.sides, strict=False)
             self._side_peers.update({name: (incarnation, side) for (name, incarnation, _), side in sides})
+
+    def _came_beside(self, item: Envelope | PeerCut) -> None:
+        self._came.append(item)
 
     def _look(self) -> None:
         """Carry out what is due by time."""

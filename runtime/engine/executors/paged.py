@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from runtime.chains import LayerWatch
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.sampling.output import Sampling
@@ -27,9 +28,16 @@ def paged_run(
     return eager(rows_of(models, pool, plan), units, pool, trace)
 
 
-def eager(batches: Mapping[str, ModelBatch], units: ComponentPool, pool: PagePool, trace: bool) -> StepRun:
-    """Return a step that runs its modules one by one, without recorded graphs."""
-    return StepRun(batches, ContextBuilder(batches, lay_out(batches, units.device), units, pool), units.device, trace)
+def eager(
+    batches: Mapping[str, ModelBatch],
+    units: ComponentPool,
+    pool: PagePool,
+    trace: bool,
+    watch: LayerWatch | None = None,
+) -> StepRun:
+    """Return a step that runs its modules one by one, without recorded graphs. `watch`: called between layers."""
+    frames = ContextBuilder(batches, lay_out(batches, units.device), units, pool)
+    return StepRun(batches, frames, units.device, trace, watch=watch)
 
 
 def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:

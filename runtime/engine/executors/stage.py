@@ -23,7 +23,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.chains import Array, Lack, LaunchedStep, Likeness, LoadedUnits, Stage, StageResult, StepRunner
+from runtime.chains import (
+    Array,
+    Lack,
+    LaunchedStep,
+    LayerWatch,
+    Likeness,
+    LoadedUnits,
+    Stage,
+    StageResult,
+    StepRunner,
+)
 from runtime.config import AheadChoice, DirectConfig, EngineConfig
 from runtime.engine.attention.away import Creditors
 from runtime.engine.attention.lent import LentPages
@@ -82,6 +92,7 @@ class StagedEngine:
         self._turn, self._released = threading.Lock(), ReleasedTables(self._registry.models)
         self._second_lane: SecondLane | None = None
         self._stays = False
+        self._watch: LayerWatch | None = None
         self._loaded_at = 0.0
 
     lacks: frozenset[Lack] = frozenset()
@@ -217,6 +228,7 @@ class StagedEngine:
             self._decode_reuse,
             self._stays,
             before,
+            self._watch,
         )
 
     def second_lane(self) -> StepRunner:
@@ -241,6 +253,13 @@ class StagedEngine:
         links = DirectLinks(rail_for(self._registry.units.device, host), config)
         self._stays = True
         return links
+
+    def watch_layers(self, watch: LayerWatch) -> bool:
+        """Watch the layers of steps on a CPU. On a GPU a step is only queued when its layers seem to have run."""
+        if self._registry.units.device.type != "cpu" or self.ahead:
+            return False
+        self._watch = watch
+        return True
 
     def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None:
         self._registry.units.creditors = Creditors(link, shipping)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from runtime.chains import Array, Stacked, StageResult, cut
+from runtime.chains import Array, LayerWatch, Stacked, StageResult, cut
 from runtime.engine.executors.paged import eager, laid, learn, open_pages
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.loaded import LoadedModel
@@ -72,6 +72,7 @@ def stepped(
     decode_reuse: DecodeReuse | None = None,
     stays: bool = False,
     before: Sampling | None = None,
+    watch: LayerWatch | None = None,
 ) -> Begun:
     """Begin one step: reuse the preceding decode step, replay a recorded graph, or run the modules one by one.
 
@@ -82,6 +83,7 @@ def stepped(
         decode_reuse: decode steps that a step over the same rows may continue; None where it is off.
         stays: keep outputs on this device, for a direct transfer to the next stage.
         before: the sampling of the preceding step, which rows may await tokens of.
+        watch: called between the layers of a step with chunks.
 
     Raises ValueError for rows without input hidden states, or with inputs of the wrong size.
     """
@@ -104,7 +106,7 @@ def stepped(
     logits = None if graphs is None or away else graphs.forward(batches)
     if logits is not None:
         return Begun(plan.step, begin, *_replayed(batches, units, logits, stays, before))
-    run = eager(batches, units, pool, trace)
+    run = eager(batches, units, pool, trace, watch)
     sampling = run.sample(units.operations.largest, before)
     if decode_reuse is not None and not away:
         sampling.read()

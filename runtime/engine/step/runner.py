@@ -22,6 +22,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from runtime.chains import LayerWatch
 from runtime.engine.models.components import SharedComponent
 from runtime.engine.sampling.output import Outcome, Sampling, picks_of, sampling_of, wanted_of
 from runtime.engine.sampling.row_request import PooledStates
@@ -72,6 +73,7 @@ class StepRun:
         picks: Tokens with wanted logits, by model, if they do not follow from the rows; then nothing is sampled.
         kept: Joined adapters of a step that is recorded (`engine.step.context.Kept`).
         mix: Which adapter each token uses, in a recorded step over rows of any models with the same chain.
+        watch: Called behind each attention layer of a step with chunks.
 
     Attributes:
         segments: The segments that ran, if traced.
@@ -90,6 +92,7 @@ class StepRun:
         picks: Mapping[str, Sequence[int]] | None = None,
         kept: Kept | None = None,
         mix: AdapterMix | None = None,
+        watch: LayerWatch | None = None,
     ) -> None:
         self._device = device
         self._trace = trace
@@ -112,6 +115,8 @@ class StepRun:
         self._narrowed: set[str] = set()
         # Without chunks all layers may run in one call: rows without wanted logits are dropped after it.
         self._chunks = picks is not None or any(len(row.tokens) > 1 for batch in batches.values() for row in batch.rows)
+        self._watch = watch if self._chunks else None
+        self._passed: dict[str, int] = {}  # by model: attention layers that have run
         self._frames = frames
         self._pools = any(want.pooled is not None for own in self._wanted.values() for want in own)
         self.pooled: list[PooledStates] = []
@@ -197,11 +202,20 @@ class StepRun:
             apart = self._narrows and (self._chunks or bool(self._narrowed))
             ahead = None if apart else self._run_ahead(segment, uses, at, hidden)
             hidden, at = ahead or (self._run_unit(unit, segment, adapters, layers, hidden), at + 1)
+            if self._watch is not None and unit.attends:
+                self._passed |= {
+                    name: layer + 1 for name, layer in zip(segment.models, layers, strict=True) if layer is not None
+                }
+                self._watch(self._rows_passed)
         else:
             parts = torch.split(hidden, [self._width(name) for name in segment.models], dim=1)
             self._hidden.update(zip(segment.models, parts, strict=True))
         if self._trace:
             self._record(segment, units, batches)
+
+    def _rows_passed(self) -> Mapping[str, int]:
+        """Return how many attention layers each row has passed."""
+        return {row.seq: layers for name, layers in self._passed.items() for row in self._batches[name].rows}
 
     def _joined(self, segment: Segment, first: SharedComponent) -> Tensor:
         """Return a segment's input: token ids [1, tokens] for an embedding, else hidden states [1, tokens, width]."""

@@ -31,7 +31,8 @@ class DecodeLoop:
     Args:
         on_rest: Called with a sequence that is in a migration, before its next row is issued.
         on_context: Called with a sequence with a computed context, behind its first token, where roles are apart.
-        on_chunk: Called there with one of which another chunk of the context is computed, but not the last.
+        on_chunk: Called there with one of which another chunk of the context is computed, but not the last; or of which
+            the last is on its way, where pages go by layer.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class DecodeLoop:
             else PromptQueues(state, config.prefill_order, config.prefill_window, self._issue_part)
         )  # fmt: skip
         self._on_context, self._on_chunk, self._rests = on_context, on_chunk, rests
-        self._early = config.decode.grain == "chunk"
+        self._early, self._by_layer = config.decode.grain in ("chunk", "layer"), config.decode.grain == "layer"
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -384,9 +385,15 @@ class DecodeLoop:
             tokens, sample = sequence.span(count), sequence.computed + count == sequence.tokens and sequence.samples
         if sequence.predicted is None:
             state.out.run_row(sequence, tokens, steps, sample)
+            if self._by_layer and sample and sequence.phase != "decode" and self._goes_on(sequence):
+                self._on_chunk(sequence, now)
         else:
             self._send_predicted(sequence, sequence.predicted.in_flight, tokens, sample, None, now)
         return True
+
+    def _goes_on(self, sequence: ScheduledSequence) -> bool:
+        """Return whether a sequence may be handed off behind its next token."""
+        return self._state.devices.roles.apart and len(sequence.output) + 1 < sequence.place.most
 
     def _send_predicted(
         self,

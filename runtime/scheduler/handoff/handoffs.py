@@ -1,6 +1,7 @@
 """Hand sequences off from devices that compute contexts to devices that decode (TI-15, TI-19).
 
-    chunk computed -> send_ahead, with the grain `chunk`: full pages go while the next chunk is computed
+    chunk computed -> send_ahead, with the grain `chunk` or `layer`: full pages go while the next chunk is computed
+    last chunk sent -> send_ahead, with the grain `layer`: pages of its first layers go while later ones are computed
     first token emitted -> begin: the sequence rests, with its pages -> look: a path that decodes, room there
         -> Migrations.hand_off: pages taken there, K and V copied -> committed: it decodes on that path
         -> no room: it waits, first come first served, or by deadline (`--plan edf|qlm`); what comes later in that order
@@ -83,7 +84,9 @@ class Handoffs:
             self._state.tell.phase(now, sequence.request, "transfer", targets)
 
     def send_ahead(self, sequence: ScheduledSequence, now: int) -> None:
-        """Send K and V of a computed chunk to where the sequence will decode, chosen with the first of them (TI-14).
+        """Send K and V of a computed chunk, or of the last one that is under way, to where the sequence will decode.
+
+        That is chosen with the first of them (TI-14).
 
         Where there is no room for the whole context now, or a hand-off of it has failed, it goes when all is computed.
         """

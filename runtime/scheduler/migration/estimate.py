@@ -51,7 +51,7 @@ def move_seconds(
 
 def record_move(state: ClusterState, move: Migration, part: MovePart, event: MigrationReady, now: int) -> None:
     """Learn from the first answer of a destination."""
-    if move.stages != 1 or move.orphan or not (event.copied or event.recomputed):
+    if move.stages != 1 or move.as_written or move.orphan or not (event.copied or event.recomputed):
         return
     times, there = state.times, state.devices[part.target].facts
     chunk = there.recompute_chunk

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from runtime.chains import Chain, Hop, Path, devices_of
-from runtime.messages import FinishMigration, MigrationReady
+from runtime.messages import FinishMigration, MigrationReady, StartMigration
 from runtime.policy.migration.recompute_source import Front
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -65,6 +65,7 @@ class Migration:
         stages: Number of requests to the destinations so far.
         orphan: Whether the source is dead.
         crowded: Whether it was aborted because a destination had no room for what was computed meanwhile.
+        as_written: Whether the latest request was for tokens of which the row was under way (layer grain).
         began: Time of the first request in ns.
         estimate: Expected time until its answer, in seconds.
     """
@@ -81,6 +82,7 @@ class Migration:
     stages: int = 0
     orphan: bool = False
     crowded: bool = False
+    as_written: bool = False
     began: int = 0
     estimate: float = 0.0
 
@@ -101,12 +103,31 @@ class Migration:
 
     @property
     def early(self) -> bool:
-        """Whether it is a hand-off of a sequence whose context is not computed yet (chunk grain)."""
+        """Whether it is a hand-off of a sequence whose context is not computed yet (chunk and layer grain)."""
         return self.purpose == "handoff" and self.sequence.phase != "decode"
 
     @property
     def recompute(self) -> bool:
         return any(part.front.origin != "none" for part in self.parts)
+
+    def request(self, part: MovePart) -> StartMigration:
+        """Return the request to the destination of a part for the sequence's first `upto` tokens."""
+        sequence, hop = self.sequence, part.hop
+        return StartMigration(
+            part.number,
+            sequence.seq,
+            sequence.epoch,
+            self.chain.stage(hop.lo, hop.hi),
+            hop.layers,
+            sequence.spec.page_tokens,
+            part.source,
+            self.upto,
+            sequence.first(self.upto) if part.front.origin == "tokens" else (),
+            self.copy,
+            sequence.device_request,
+            part.front.origin == "inputs",
+            as_written=self.as_written,
+        )
 
     def pages_on(self, groups: int) -> Mapping[str, int]:
         """Return the pages of so many page sets, by destination."""
@@ -225,6 +246,16 @@ class Moves:
             for part in move.parts:
                 end = FinishMigration(part.number, sequence.seq, sequence.epoch, False)
                 self._state.out.add_message(part.target, end)
+
+
+def sendable(sequence: ScheduledSequence, by_layer: bool) -> int:
+    """Return how many tokens of a context can be requested before it is computed.
+
+    Those in full pages, so that no page is sent twice; all of them once its last row is under way, if `by_layer`.
+    """
+    if by_layer and sequence.flying and sequence.computed + sequence.issued == sequence.tokens and sequence.samples:
+        return sequence.tokens
+    return sequence.computed - (sequence.computed + sequence.spec.virtual_tokens) % sequence.spec.page_tokens
 
 
 def part_of(chain: Chain, blocks: range, device: str) -> Hop:

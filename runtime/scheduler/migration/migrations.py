@@ -14,6 +14,8 @@ Contract:
 - In a hand-off (TI-15) all K and V are copied. It may have several parts, each from one device to one other; it is
   committed when all of them have arrived. The sequence rests from the start, or computes its context meanwhile: then
   full pages of each chunk go as soon as it is computed (chunk grain), and the sequence rests for the last of them.
+  With layer grain the last ones are requested when the context's last row is sent: sources send the pages of each layer
+  once it is written, or all behind the row. So the answer may come before the row's result.
   One that decodes meanwhile (`until_handoff`) rests when few page sets are left, as in a migration, or after as many
   rounds as a migration has.
 """
@@ -25,13 +27,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from runtime.chains import Chain, Hop, Path, devices_of
 from runtime.control.trace_events import MoveDetails
 from runtime.kv.pages import groups_for
-from runtime.messages import FinishMigration, MigrationFailed, MigrationReady, StartMigration
+from runtime.messages import FinishMigration, MigrationFailed, MigrationReady
 from runtime.policy.migration.cost import MigrationStage as Phase
 from runtime.policy.migration.cost import next_stage
 from runtime.policy.migration.recompute_source import Front, RecomputeRun, front_of
 from runtime.policy.roles.role import PathPhase
 from runtime.scheduler.migration.estimate import move_seconds, record_move
-from runtime.scheduler.migration.migration import Migration, MigrationCounts, MovePart, Moves, crossings, part_of
+from runtime.scheduler.migration.migration import (
+    Migration,
+    MigrationCounts,
+    MovePart,
+    Moves,
+    crossings,
+    part_of,
+    sendable,
+)
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -130,7 +140,7 @@ class Migrations:
             return why
         if not moved or not all(map(self._state.devices.alive, targets)):
             return "its path does not change, or a device of it is dead"
-        if early and not self._full(sequence):
+        if early and not self._sendable(sequence):
             return "no page of it is full"
         parts = self._parts(moved, Front("none", "a hand-off copies"))
         move = Migration(parts[0].number, sequence, chain, parts, path, copy=True, purpose="handoff")
@@ -158,8 +168,10 @@ class Migrations:
             return False
         if sequence.waits.handoff:
             sequence.hold(True)
-        elif not move.awaits_answer:
+        elif not move.awaits_answer and sequence.computed > move.upto:
             self._ask_more(move, now)
+        elif not move.awaits_answer:  # all has arrived: it is committed when the sequence goes on
+            sequence.hold(True)
         return True
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -275,7 +287,7 @@ class Migrations:
         self.moves.begin(move)
         for part in move.parts:
             self._trace_move(now, "kv.move.start", move, part)
-        self._request_upto(move, self._full(move.sequence) if move.early else move.sequence.computed)
+        self._request_upto(move, self._sendable(move.sequence) if move.early else move.sequence.computed)
         if hold:
             move.sequence.hold(True)
             self._state.starved.pop(move.sequence.seq, None)
@@ -309,35 +321,16 @@ class Migrations:
 
     def _request_upto(self, move: Migration, upto: int) -> None:
         """Request K and V of the sequence's first `upto` tokens from the destinations."""
-        sequence = move.sequence
-        move.upto, move.stages = upto, move.stages + 1
+        move.upto, move.stages, move.as_written = upto, move.stages + 1, upto > move.sequence.computed
         for part in move.parts:
             part.asked = True
-            tokens = sequence.first(upto) if part.front.origin == "tokens" else ()
-            self._state.out.add_message(
-                part.target,
-                StartMigration(
-                    part.number,
-                    sequence.seq,
-                    sequence.epoch,
-                    move.chain.stage(part.hop.lo, part.hop.hi),
-                    part.hop.layers,
-                    sequence.spec.page_tokens,
-                    part.source,
-                    upto,
-                    tokens,
-                    move.copy,
-                    sequence.device_request,
-                    part.front.origin == "inputs",
-                ),
-            )
+            self._state.out.add_message(part.target, move.request(part))
 
-    def _full(self, sequence: ScheduledSequence) -> int:
-        """Return how many computed tokens are in full pages: no page is sent twice."""
-        return sequence.computed - (sequence.computed + sequence.spec.virtual_tokens) % sequence.spec.page_tokens
+    def _sendable(self, sequence: ScheduledSequence) -> int:
+        return sendable(sequence, self._state.config.decode.grain == "layer")
 
     def _send_chunks(self, move: Migration) -> None:
-        if (upto := self._full(move.sequence)) > move.upto:
+        if (upto := self._sendable(move.sequence)) > move.upto:
             self._request_upto(move, upto)
 
     def _ask_more(self, move: Migration, now: int) -> None:

@@ -234,7 +234,7 @@ class Simulation:
                 self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (array,))
             elif type(command) is WritePages:
                 node.engine.write_pages(command.pages, command.data)
-                written = PagesWritten(command.move, command.lo, command.hi)
+                written = PagesWritten(command.move, command.lo, command.hi, command.layers)
                 self.clock.at(now, EventClass.LOADED, (self._handle_at_device, name, node.life, written))
             elif type(command) is SendActivations:
                 rows = hollow_rows(command.pieces)

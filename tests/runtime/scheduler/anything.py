@@ -225,9 +225,10 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     rng.shuffle(names)
     roles = tuple((f"d{at}", name) for at, name in enumerate(names))
     meanwhile: UntilHandoff = random.Random(repr((names, config.prefill_chunk))).choice(("rest", "decode"))
-    decode = DecodeConfig(
-        grain=rng.choice(("request", "chunk")), until_handoff=meanwhile, local_prefill=rng.choice((0, 4, 30))
-    )
+    grain = rng.choice(("request", "chunk"))
+    if random.Random(repr((config.prefill_chunk, names))).random() < 0.4:
+        grain = "layer"
+    decode = DecodeConfig(grain=grain, until_handoff=meanwhile, local_prefill=rng.choice((0, 4, 30)))
     return replace(config, roles=roles, dispatch="placed", speculation=SpeculationConfig(), decode=decode)
 
 

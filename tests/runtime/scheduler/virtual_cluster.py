@@ -52,6 +52,7 @@ from runtime.scheduler.scheduler import Scheduler
 from runtime.transport.checksums import joined_rows
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
 from tests.runtime.scheduler import virtual_copies as copies
+from tests.runtime.scheduler import virtual_layers as layers
 from tests.runtime.scheduler import virtual_loans as loans
 from tests.runtime.scheduler.virtual_checks import Checks
 from tests.runtime.scheduler.virtual_copies import Node
@@ -329,11 +330,10 @@ class VirtualCluster:
                 case ReturnPages(pages):
                     node.engine.return_pages(pages)
                 case ReadPages(pages, to, message):
+                    layers.check_read(node, pages, message)
                     array = node.engine.read_pages(pages)
-                    digest = blake3(bytes(array.data)).hexdigest()
-                    if self.damage(message):
-                        digest = "0" * 64
-                    answer = PageData(message.move, message.seq, message.epoch, message.lo, message.hi, digest)
+                    digest = "0" * 64 if self.damage(message) else blake3(bytes(array.data)).hexdigest()
+                    answer = msgspec.structs.replace(message, digest=digest)
                     nbytes = len(pages) * node.engine.page_bytes
                     self.post(node.name, to, answer, (array,), int(nbytes / self.page_bytes_per_ms * MS))
                 case SendActivations(pieces, to, message):
@@ -345,11 +345,11 @@ class VirtualCluster:
                 case VerifyActivations(data, digest, move, lo, hi):
                     error = "" if blake3(bytes(data.data)).hexdigest() == digest else "the hidden states do not verify"
                     self.obey(node, node.agent.handle(ActivationsVerified(move, lo, hi, error), (), self.now))
-                case WritePages(pages, data, digest, move, lo, hi):
+                case WritePages(pages, data, digest, move, lo, hi, some):
                     error = "" if blake3(bytes(data.data)).hexdigest() == digest else "the pages do not verify"
                     if not error:
                         node.engine.write_pages(pages, data)
-                    self.obey(node, node.agent.handle(PagesWritten(move, lo, hi, error), (), self.now))
+                    self.obey(node, node.agent.handle(PagesWritten(move, lo, hi, some, error), (), self.now))
                 case CopyOut() | CopyIn() | ShareHostMemory():
                     copies.carry_out(self, node, command)
         self.start(node)
@@ -374,11 +374,14 @@ class VirtualCluster:
         busy = result.result.busy if self.make_engine is None else self.alpha
         if self.costs is not None:
             busy = self.costs(step.plan)
+        if lane == "all" and self.scheduler._state.config.decode.grain == "layer":
+            layers.watch(self, node, step.plan, busy)
         self.at(self.now + busy, lambda: self.finish(node, result, lane))
 
     def finish(self, node: Node, result: Any, lane: Lane) -> None:
         if node.alive:
             node.running.discard(lane)
+            layers.end(node)
             first = node.agent.first(result, self.now) if self.prepares and lane == "all" else None
             if first is not None:
                 self.post(node.name, first.to, first.message, first.arrays)

@@ -27,6 +27,8 @@ class Node:
     coming: int = 0
     copying: int = 0
     host_kv: int = 0
+    #: By page table: pages of each layer that the step under way has not written yet (`virtual_layers`).
+    unwritten: dict[str, list[list[int]]] = field(default_factory=dict)
 
 
 def carry_out(cluster: VirtualCluster, node: Node, command: CopyOut | CopyIn | ShareHostMemory) -> None:

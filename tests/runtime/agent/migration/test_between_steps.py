@@ -122,7 +122,8 @@ class Destination:
                     verified = ActivationsVerified(states.move, states.lo, states.hi)
                     todo.extend(self.moves.checked(verified, self.now))
                 case WritePages() as write:
-                    todo.extend(self.moves.written(PagesWritten(write.move, write.lo, write.hi), self.now))
+                    written = PagesWritten(write.move, write.lo, write.hi, write.layers)
+                    todo.extend(self.moves.written(written, self.now))
         self._queued += self.moves.take_rows()
 
     def _start(self, row: QueuedRow) -> None:

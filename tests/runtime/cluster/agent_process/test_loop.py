@@ -186,14 +186,14 @@ def test_pages_that_do_not_verify_are_not_written() -> None:
     with threads("a") as (_, agents):
         executor = CommandExecutor(engine, agents["a"].loop._messenger)
     pages = Array("uint8", (1, 64), bytes(64))
-    good = WritePages((3,), pages, digest_of(pages), 1, 0, 4)
-    assert executor.do(good) == PagesWritten(1, 0, 4) and engine.written == 1
+    good = WritePages((3,), pages, digest_of(pages), 1, 0, 4, (0, 2))
+    assert executor.do(good) == PagesWritten(1, 0, 4, (0, 2)) and engine.written == 1
     for bad in (replace(good, digest=""), replace(good, data=structs.replace(pages, data=b"\1" + bytes(63)))):
         event = executor.do(bad)
         assert isinstance(event, PagesWritten) and "do not verify" in event.error
     assert engine.written == 1
     short = Array("uint8", (1, 32), bytes(32))
-    event = executor.do(WritePages((3,), short, digest_of(short), 1, 0, 4))
+    event = executor.do(WritePages((3,), short, digest_of(short), 1, 0, 4, (0, 2)))
     assert isinstance(event, PagesWritten) and "do not fit" in event.error
 
 

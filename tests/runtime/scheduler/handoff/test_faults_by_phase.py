@@ -28,11 +28,17 @@ def moving(cluster: Apart, one: ScheduledSequence) -> bool:
     return any(move.sequence is one and move.purpose == "handoff" for move in cluster.scheduler.migrations)
 
 
+def ends(one: ScheduledSequence) -> bool:
+    """Return whether the last row of a sequence's context is under way."""
+    return one.flying and one.computed + one.issued == one.tokens
+
+
 #: Whether a sequence is in a phase.
 PHASES: Mapping[str, Callable[[Apart, ScheduledSequence], bool]] = {
     "raw": lambda cluster, one: not one.path,
     "scheduled": lambda cluster, one: one.seq in cluster.scheduler._state.queued,
     "chunk": lambda cluster, one: one.phase == "prefill" and one.flying and one.computed > 0,
+    "layers": lambda cluster, one: moving(cluster, one) and one.phase != "decode" and ends(one),
     "ahead": lambda cluster, one: moving(cluster, one) and not one.waits.handoff,
     "transfer": lambda cluster, one: moving(cluster, one) and one.waits.handoff,
     "held": lambda cluster, one: one.waits.handoff and not one.waits.move,
@@ -45,7 +51,9 @@ FAULTS = ("kill of its device", "kill of the other side", "abort")
 def made(phase: str, seed: int) -> Apart:
     """Return a busy cluster in which the sequence x comes into this phase, in most seeds."""
     rng = random.Random(f"{phase} {seed}")
-    grain = "chunk" if phase == "ahead" else rng.choice(("request", "chunk"))
+    grain = {"ahead": "chunk", "layers": "layer"}.get(phase) or rng.choice(("request", "chunk"))
+    if seed % 3 == 2:
+        grain = "layer"
     settings = {
         "decode": DecodeConfig(grain=grain),  # type: ignore[arg-type]
         "prefill_chunk": 8,

@@ -184,7 +184,7 @@ def test_places_of_hand_offs_under_way_are_taken() -> None:
     assert not ran_locally(cluster) and cluster.scheduler.state().counters.handoffs == 3
 
 
-@pytest.mark.parametrize("grain", ["request", "chunk"])
+@pytest.mark.parametrize("grain", ["request", "chunk", "layer"])
 @pytest.mark.parametrize("roles", [PAIR, ("prefill", "prefill", "decode")])
 def test_a_longer_next_prompt_computes_only_the_rest_where_prompts_run(roles: Sequence[RoleName], grain: str) -> None:
     """The prompt's full page sets stay there when it is handed off; all of the next one's K and V are sent."""

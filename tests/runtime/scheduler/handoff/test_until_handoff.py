@@ -34,7 +34,7 @@ def at_source(cluster: Apart) -> list[tuple[str, int]]:
     ]
 
 
-@pytest.mark.parametrize("grain", ["request", "chunk"])
+@pytest.mark.parametrize("grain", ["request", "chunk", "layer"])
 @pytest.mark.parametrize(
     ("roles", "placement"),
     [(PAIR, "auto"), (("prefill", "decode", "decode"), "partition"), (("prefill", "prefill", "decode"), "partition")],

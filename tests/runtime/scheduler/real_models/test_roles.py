@@ -55,9 +55,12 @@ def alone(family: Bench) -> dict[str, list[object]]:  # noqa: F811
     [
         (("prefill", "decode"), "auto", "request"),
         (("prefill", "decode"), "auto", "chunk"),
+        (("prefill", "decode"), "auto", "layer"),
         (("prefill", "decode", "decode"), "partition", "request"),
         (("prefill", "decode", "decode"), "partition", "chunk"),
+        (("prefill", "decode", "decode"), "partition", "layer"),
         (("prefill", "prefill", "decode"), "partition", "chunk"),
+        (("prefill", "prefill", "decode"), "partition", "layer"),
     ],
 )  # fmt: skip
 def test_answers_are_those_of_one_device(
@@ -75,11 +78,11 @@ def test_answers_are_those_of_one_device(
     assert told(cluster) == alone
     counters = cluster.scheduler.state().counters
     assert (counters.handoffs, counters.handoffs_aborted) == (len(alone), 0)
-    assert (counters.handoff_transfers > len(alone)) == (grain == "chunk")
+    assert (counters.handoff_transfers > len(alone)) == (grain != "request")
     assert counters.recomputed == 0 and not cluster.trace.named("handoff.none")
 
 
-@pytest.mark.parametrize("grain", ["request", "chunk"])
+@pytest.mark.parametrize("grain", ["request", "chunk", "layer"])
 @pytest.mark.parametrize(
     ("roles", "placement"), [(("prefill", "decode"), "auto"), (("prefill", "prefill", "decode"), "partition")]
 )
