@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,21 +45,44 @@ class Creditors:
     pulled: PulledPages = field(default_factory=PulledPages)
 
 
+@dataclass(frozen=True)
+class _CreditorShare:
+    """What one creditor has of the rows away.
+
+    Fields:
+        loans, tokens: As in `LoanQuery`.
+        parts: For each of its rows the first lent token and the span among the rows away.
+    """
+
+    creditor: str
+    loans: tuple[tuple[int, ...], ...]
+    tokens: tuple[tuple[int, ...], ...]
+    parts: tuple[tuple[int, RowSpan], ...]
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Query tokens of each row."""
+        return tuple(span.hi - span.lo for _, span in self.parts)
+
+    @cached_property
+    def lent(self) -> tuple[int, ...]:
+        """Lent tokens of each row."""
+        return tuple(map(sum, self.tokens))
+
+
 @dataclass(frozen=True, slots=True)
 class _OpenQuery:
     """A query that is under way.
 
     Fields:
-        parts: For each of its rows the first lent token and the span among the rows away.
-        lent: Lent tokens of each.
+        query: The queries of its rows.
         pulled: Whether the pages come, and not attention to them.
         begin: When it was sent, perf_counter seconds.
     """
 
     ticket: int
-    parts: tuple[tuple[int, RowSpan], ...]
+    share: _CreditorShare
     query: Tensor
-    lent: tuple[int, ...]
     ask: LoanAsk
     pulled: bool
     begin: float
@@ -107,7 +131,7 @@ class AwayAttention:
             parts = {self._first[at]: PartialAttention(local.out[rows], local.lse[rows])}
             for each, made in answers:
                 begin = 0
-                for first, place in each.parts:
+                for first, place in each.share.parts:
                     end = begin + place.hi - place.lo
                     if place is span:
                         parts[first] = PartialAttention(made.out[begin:end], made.lse[begin:end])
@@ -133,6 +157,28 @@ class AwayAttention:
         """Return the products of attention to what is here (`LoanAsk`)."""
         return sum((span.hi - span.lo) * span.length for span in self._spans) * query[0].numel()
 
+    @cached_property
+    def _shares(self) -> tuple[_CreditorShare, ...]:
+        """What each creditor has of the rows, the same for all layers of a step. Raises LoansMixed."""
+        if len({one.shift for one in self.paging.away}) > 1:
+            raise LoansMixed("rows of models that share a layer at different depths are not asked for together")
+        shares = []
+        for creditor in sorted({loan.creditor for one in self.paging.away for loan in one.loans}):
+            rows = [
+                (span, mine)
+                for one, span in zip(self.paging.away, self._spans, strict=True)
+                if (mine := [loan for loan in one.loans if loan.creditor == creditor])
+            ]
+            shares.append(
+                _CreditorShare(
+                    creditor,
+                    tuple(tuple(loan.loan for loan in mine) for _, mine in rows),
+                    tuple(tuple(loan.last - loan.first for loan in mine) for _, mine in rows),
+                    tuple((mine[0].first, span) for span, mine in rows),
+                )
+            )
+        return tuple(shares)
+
     def _send_queries(self, layer: int, now: Tokens, query: Tensor) -> Iterator[_OpenQuery]:
         """Ask each creditor for its part of the rows: send it their queries, or ask for its pages.
 
@@ -140,24 +186,15 @@ class AwayAttention:
             LoanLost: There is no link, or a creditor cannot be reached; LoansMixed.
         """
         reached = self._reached()
-        for creditor in sorted({loan.creditor for one in self.paging.away for loan in one.loans}):
-            loans, tokens, parts = [], [], []
-            for one, span in zip(self.paging.away, self._spans, strict=True):
-                mine = [loan for loan in one.loans if loan.creditor == creditor]
-                if mine:
-                    loans.append(tuple(loan.loan for loan in mine))
-                    tokens.append(tuple(loan.last - loan.first for loan in mine))
-                    parts.append((mine[0].first, span))
-            if len({one.shift for one in self.paging.away}) > 1:
-                raise LoansMixed("rows of models that share a layer at different depths are not asked for together")
-            some = query if len(parts) == len(self._spans) else torch.cat([query[p.lo : p.hi] for _, p in parts])
-            lent, counts = tuple(map(sum, tokens)), tuple(place.hi - place.lo for _, place in parts)
-            ask = self._ask_of(creditor, some, now.key, lent, counts)
+        for share in self._shares:
+            whole = len(share.parts) == len(self._spans)
+            some = query if whole else torch.cat([query[span.lo : span.hi] for _, span in share.parts])
+            ask = self._ask_of(share, some)
             pulled = reached.costs.choose_pages(reached.shipping, ask)
             asks = LoanQuery(
-                tuple(loans),
-                tuple(tokens),
-                counts,
+                share.loans,
+                share.tokens,
+                share.counts,
                 layer + self.paging.away[0].shift,
                 now.key.shape[1],
                 str(now.key.dtype).removeprefix("torch."),
@@ -166,16 +203,16 @@ class AwayAttention:
                 pulled,
             )
             begin = time.perf_counter()
-            ticket = reached.link.send_query(creditor, asks, () if pulled else (array_of(some.cpu().contiguous()),))
-            yield _OpenQuery(ticket, tuple(parts), some, lent, ask, pulled, begin)
+            arrays = () if pulled else (array_of(some.cpu().contiguous()),)
+            ticket = reached.link.send_query(share.creditor, asks, arrays)
+            yield _OpenQuery(ticket, share, some, ask, pulled, begin)
 
-    def _ask_of(self, creditor: str, query: Tensor, key: Tensor, lent: Sequence[int], counts: Sequence[int]) -> LoanAsk:
+    def _ask_of(self, share: _CreditorShare, query: Tensor) -> LoanAsk:
         tokens, heads, width = query.shape
-        products = sum(count * held for count, held in zip(counts, lent, strict=True)) * heads * width
-        pages = sum(lent) // self.paging.page_tokens * 2 * self.paging.pool.half_bytes
-        return LoanAsk(
-            creditor, query_bytes(tokens, heads, width, query.element_size()), pages, products, self._products(query)
-        )
+        products = sum(count * held for count, held in zip(share.counts, share.lent, strict=True)) * heads * width
+        pages = sum(share.lent) // self.paging.page_tokens * 2 * self.paging.pool.half_bytes
+        queries = query_bytes(tokens, heads, width, query.element_size())
+        return LoanAsk(share.creditor, queries, pages, products, self._products(query))
 
     def _answer(self, asked: _OpenQuery, now: Tokens) -> PartialAttention:
         """Return attention of the rows of a query to what was asked for. Raises LoanLost."""
@@ -189,11 +226,10 @@ class AwayAttention:
             return PartialAttention(*unpacked(arrays, (tokens, heads, width), asked.query.device))
         if len(arrays) != 1:
             raise LoanLost("the answer of a creditor is not its pages")
-        counts = [place.hi - place.lo for _, place in asked.parts]
+        share, own = asked.share, now._replace(query=asked.query)
         return reached.pulled.attend_to_pages(
-            self._made, arrays[0], asked.lent, counts, now._replace(query=asked.query), self.paging.pool,
-            self.paging.page_tokens,
-        )  # fmt: skip
+            self._made, arrays[0], share.lent, share.counts, own, self.paging.pool, self.paging.page_tokens
+        )
 
     def _reached(self) -> Creditors:
         if self._creditors is None:

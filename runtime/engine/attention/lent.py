@@ -8,6 +8,8 @@ A device may also ask for the pages themselves, and attend to them (`engine.atte
 
 from __future__ import annotations
 
+import operator
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -16,13 +18,19 @@ from torch import Tensor
 from runtime.chains import Array
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.partial import attend_partly
-from runtime.engine.step.context import PagedMaker, PagedMetadata, RowSpan
+from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.pool import Geometry, PagePool
 from runtime.kv.transfers import put
 from runtime.loans import LoanQuery
 from runtime.policy.lending.shipping import MOST_PULLED
 from runtime.types import LoanLost
+
+#: Steps of debtors for which the attention is kept.
+_MOST_BACKENDS = 8
+
+#: Page ids of a loan [layers, page sets], and the tokens in them.
+_Held = tuple[Tensor, int]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,7 +40,9 @@ class LentPages:
 
     def __init__(self, made: PagedMaker, pool: PagePool, device: torch.device) -> None:
         self._made, self._pool, self._device = made, pool, device
-        self._held: dict[int, tuple[Tensor, int]] = {}
+        self._held: dict[int, _Held] = {}
+        #: By rows and geometry: what was made for the latest steps of debtors, the same for all layers of a step.
+        self._backends: OrderedDict[object, tuple[list[_Held], AttentionBackend]] = OrderedDict()
 
     def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
         """Attend for a loan from now on. `groups`: page ids [page sets, layers]; they hold so many tokens."""
@@ -62,45 +72,64 @@ class LentPages:
                        self._device).view(count, heads, width)  # fmt: skip
         kept = torch.empty((0, query.kv_heads, width), dtype=_DTYPES[query.dtype], device=self._device)
         how = AttentionSettings(query.scaling or None, None, query.softcap or None)
-        paging = self._paging(query, Geometry(query.kv_heads, width, kept.dtype))
-        part = attend_partly(self._made(paging), 0, Tokens(asked, kept, kept, how))
+        backend = self._backend(query, Geometry(query.kv_heads, width, kept.dtype))
+        part = attend_partly(backend, query.layer, Tokens(asked, kept, kept, how))
         return array_of(part.out.cpu().contiguous()), array_of(part.lse.cpu().contiguous())
 
-    def _part(self, loan: int, tokens: int, layer: int) -> Tensor:
-        """Return the pages of a loan's first tokens in a layer. Raises LoanLost, ValueError without that layer."""
-        pages, held = self._held.get(loan, (None, 0))
-        if pages is None or not 0 < tokens <= held:
-            raise LoanLost("a loan is not held here any more")
-        width = held // pages.shape[1]
-        if layer >= pages.shape[0] or tokens % width:
-            raise ValueError(f"there is no layer {layer} in a loan, or its pages have another geometry")
-        return pages[layer, : tokens // width]
+    def _loans_of(self, query: LoanQuery) -> list[_Held]:
+        """Return what is held for each loan of a query. Raises LoanLost, ValueError for what these do not have."""
+        found, widths = [], set()
+        for loans, counts in zip(query.loans, query.tokens, strict=True):
+            if not loans:
+                raise ValueError("a row asks for no loan")
+            for loan, tokens in zip(loans, counts, strict=True):
+                held = self._held.get(loan)
+                if held is None or not 0 < tokens <= held[1]:
+                    raise LoanLost("a loan is not held here any more")
+                width = held[1] // held[0].shape[1]
+                if query.layer >= held[0].shape[0] or tokens % width:
+                    raise ValueError(f"there is no layer {query.layer} in a loan, or its pages have another geometry")
+                widths.add(width)
+                found.append(held)
+        if len(widths) > 1:
+            raise ValueError("loans with pages of several geometries")
+        return found
 
     def _pages(self, query: LoanQuery) -> Array:
         """Return the pages of a query's rows. Raises LoanLost; ValueError, also for too many bytes."""
-        tables, _ = self._tables(query)
-        pages = [page for table in tables for page in table.tolist()]
+        tables, _ = _tables(query, self._loans_of(query))
+        pages = [page for table in tables for page in table[query.layer].tolist()]
         if len(pages) * 2 * self._pool.half_bytes > MOST_PULLED:
             raise ValueError("more pages than may be asked for at once")
         return array_of(self._pool.read(pages))
 
-    def _tables(self, query: LoanQuery) -> tuple[list[Tensor], list[int]]:
-        """Return the page ids and the tokens of a query's rows. Raises LoanLost, ValueError."""
-        tables, held = [], []
-        for loans, counts in zip(query.loans, query.tokens, strict=True):
-            if not loans:
-                raise ValueError("a row asks for no loan")
-            known = [self._part(loan, tokens, query.layer) for loan, tokens in zip(loans, counts, strict=True)]
-            tables.append(torch.cat(known))
-            held.append(sum(counts))
-        return tables, held
-
-    def _paging(self, query: LoanQuery, geometry: Geometry) -> PagedMetadata:
-        tables, held = self._tables(query)
-        pages, tokens = tables[0].numel(), held[0]
-        if tokens % pages or self._pool.page_tokens(geometry) < tokens // pages:
+    def _backend(self, query: LoanQuery, geometry: Geometry) -> AttentionBackend:
+        """Return the attention over the rows of a query, for all layers. Raises LoanLost, ValueError."""
+        loans = self._loans_of(query)
+        key = query.loans, query.tokens, query.counts, geometry
+        known = self._backends.get(key)
+        if known is not None and all(map(operator.is_, known[0], loans)):
+            self._backends.move_to_end(key)
+            return known[1]
+        tables, width = _tables(query, loans)
+        if self._pool.page_tokens(geometry) < width:
             raise ValueError("pages of another geometry")
-        return lent_paging(self._pool, tables, query.counts, held, tokens // pages, self._device)
+        paging = lent_paging(self._pool, tables, query.counts, [*map(sum, query.tokens)], width, self._device)
+        backend = self._made(paging)
+        self._backends[key] = loans, backend
+        while len(self._backends) > _MOST_BACKENDS:
+            self._backends.popitem(last=False)
+        return backend
+
+
+def _tables(query: LoanQuery, held: Sequence[_Held]) -> tuple[list[Tensor], int]:
+    """Return the page ids of each row [layers, pages], and the tokens in a page. `held`: the loans of all rows."""
+    rest, tables = iter(held), []
+    width = held[0][1] // held[0][0].shape[1]
+    for counts in query.tokens:
+        row = [next(rest)[0][:, : tokens // width] for tokens in counts]
+        tables.append(row[0] if len(row) == 1 else torch.cat([each[: min(map(len, row))] for each in row], 1))
+    return tables, width
 
 
 def lent_paging(
@@ -111,22 +140,23 @@ def lent_paging(
     width: int,
     device: torch.device,
 ) -> PagedMetadata:
-    """Return a paging of rows, back to back, of one layer, that attend to tokens which all come before them.
+    """Return a paging of rows, back to back, that attend to tokens which all come before them.
 
     Args:
-        tables: Page ids of each row.
+        tables: Page ids of each row [layers, pages].
         counts: Query tokens of each row.
         held: Tokens in its pages.
         width: Tokens in a page.
     """
-    table = torch.full((len(tables), 1, max(each.numel() for each in tables)), pool.padding)
+    layers, pages = (max(each.shape[axis] for each in tables) for axis in (0, 1))
+    table = torch.full((len(tables), layers, pages), pool.padding)
     for at, each in enumerate(tables):
-        table[at, 0, : each.numel()] = each
+        table[at, : each.shape[0], : each.shape[1]] = each
     spans, first = [], 0
     for count, length in zip(counts, held, strict=True):
         spans.append(RowSpan(first, first + count, length))
         first += count
-    nowhere = torch.zeros((1, 0), dtype=torch.int64, device=device)
+    nowhere = torch.zeros((layers, 0), dtype=torch.int64, device=device)
     return PagedMetadata(
         pool, width, None, tuple(spans), table.to(device), put(held, device), nowhere, nowhere[0], tuple(held)
     )

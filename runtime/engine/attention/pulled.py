@@ -59,7 +59,7 @@ class PulledPages:
         pool.write(range(pages), given)
         tables, at = list[Tensor](), 0
         for tokens in rows:
-            tables.append(torch.arange(at, at + tokens // width))
+            tables.append(torch.arange(at, at + tokens // width)[None])
             at += tokens // width
         paging = lent_paging(pool, tables, counts, rows, width, device)
         how = AttentionSettings(now.how.scaling, None, now.how.softcap)

@@ -125,6 +125,20 @@ def test_pages_of_another_size_are_a_lost_loan(halves: Halves) -> None:
             halves.attend(link, "pages")
 
 
+def test_what_a_creditor_keeps_for_a_step_ends_with_its_loans(halves: Halves) -> None:
+    """One that is dropped is lost at once; one that is held anew counts with the pages that it has then."""
+    link = SlowLink(halves.held)
+    first = halves.attend(link, "query")
+    assert torch.equal(first, halves.attend(link, "query"))
+    halves.held.drop_loan(5)
+    with pytest.raises(LoanLost):
+        halves.attend(link, "query")
+    halves.held.hold_loan(5, [[page] for page in (2, 0, 3, 1)], LENT)  # attention does not depend on their order
+    assert (halves.attend(link, "query") - halves.want).abs().max() < 1e-5
+    halves.held.hold_loan(5, [[page] for page in (0, 0, 1, 1)], LENT)
+    assert (halves.attend(link, "query") - halves.want).abs().max() > 1e-3
+
+
 def test_a_creditor_sends_only_so_many_pages_at_once(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.engine.attention.lent.MOST_PULLED", 2 * 512)
     with pytest.raises(ValueError, match="more pages"):
