@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,21 +26,33 @@ HEADS, KV_HEADS, WIDTH, PAGE = 8, 2, 16, 4
 LENT, HERE, CHUNK = 16, 64, 48
 
 
+class Clock:
+    """The time that attention is measured by: it goes on where something is said to take time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
 class SlowLink:
     """Creditors in this process, whose answers come after a fixed time for queries, and for pages, in seconds."""
 
-    def __init__(self, lent: LentPages, queries: float = 0.0, pages: float = 0.0) -> None:
-        self._lent, self._seconds = lent, (queries, pages)
+    def __init__(self, lent: LentPages, queries: float = 0.0, pages: float = 0.0, clock: Clock | None = None) -> None:
+        self._lent, self._seconds, self._clock = lent, (queries, pages), clock or Clock()
+        self._sent = 0.0
         self.asked: list[bool] = []
         self.answer: tuple[Array, ...] | None = None
 
     def send_query(self, creditor: str, query: LoanQuery, arrays: Sequence[Array]) -> int:
         self.asked.append(query.pull)
+        self._sent = self._clock.now
         self._answer = self._lent.attend(query, arrays)
         return len(self.asked)
 
     def collect(self, ticket: int) -> tuple[Array, ...]:
-        time.sleep(self._seconds[self.asked[-1]])
+        self._clock.now = max(self._clock.now, self._sent + self._seconds[self.asked[-1]])
         return self._answer if self.answer is None else self.answer
 
 
@@ -90,28 +101,39 @@ def halves(request: pytest.FixtureRequest) -> Halves:
     return Halves(maker(request.param))
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("runtime.engine.attention.away.time", made)
+    return made
+
+
 def test_queries_and_pages_give_the_same_bits(halves: Halves) -> None:
     made = [halves.attend(SlowLink(halves.held), how) for how in ("query", "pages")]
     assert torch.equal(*made) and (made[0] - halves.want).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(("queries", "pages", "pulled"), [(0.02, 0.0, True), (0.0, 0.02, False)])
-def test_the_cheapest_follows_what_answers_took(halves: Halves, queries: float, pages: float, pulled: bool) -> None:
-    costs, link = ShippingCosts(), SlowLink(halves.held, queries, pages)
+def test_the_cheapest_follows_what_answers_took(
+    halves: Halves, clock: Clock, queries: float, pages: float, pulled: bool
+) -> None:
+    costs, link = ShippingCosts(), SlowLink(halves.held, queries, pages, clock)
     for _ in range(16):
         assert (halves.attend(link, "cheapest", costs) - halves.want).abs().max() < 1e-5
     assert link.asked[-4:] == [pulled] * 4, link.asked
 
 
-def test_where_attention_here_is_slow_queries_travel(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_attention_here_is_slow_queries_travel(
+    halves: Halves, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pages come sooner than attention to them would, but would be attended to here, after what is here."""
 
     def slow(*given: Any) -> PartialAttention:
-        time.sleep(0.02)
+        clock.now += 0.02
         return attend_partly(*given)
 
     monkeypatch.setattr("runtime.engine.attention.away.attend_partly", slow)
-    costs, link = ShippingCosts(), SlowLink(halves.held, queries=0.005)
+    costs, link = ShippingCosts(), SlowLink(halves.held, queries=0.005, clock=clock)
     for _ in range(16):
         halves.attend(link, "cheapest", costs)
     assert link.asked[-4:] == [False] * 4, link.asked
