@@ -3,11 +3,12 @@
     python -m benchmarks.roles.second_token STORE MODEL [--sides request,chunk,layer,decode] [--prompts 64,512,1500]
         [--requests 6] [--rounds 3]
 
-Two agent processes with `--roles prefill,decode`. `request`, `chunk` and `layer` are the values of `--handoff-grain`;
-`decode` is `request` with `--until-handoff decode`. Answers come one after another, alone and beside a stream of
-prompts of other requests (`beside`). `first_ms`: from the request to the first token; `second_ms`: from the first token
-to the second; `longest_ms`: the longest time between two tokens of an answer; `answer_ms`: from the request to the last
-token. Medians of the rounds' medians, the sides in turns, and the ratios of each side by the first one, by round.
+Each side has a server with two agent processes and `--roles prefill,decode`; one side works at a time. `request`,
+`chunk` and `layer` are the values of `--handoff-grain`; `decode` is `request` with `--until-handoff decode`. Answers
+come one after another, alone and beside a stream of prompts of other requests (`beside`). `first_ms`: from the request
+to the first token; `second_ms`: from the first token to the second; `longest_ms`: the longest time between two tokens
+of an answer; `answer_ms`: from the request to the last token. Medians of the rounds, and the ratios of each side
+by the first one, by round. Within a round the sides take turns, so that other work on the machine disturbs all alike.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,14 @@ SIDES: Mapping[str, Mapping[str, str]] = {
     "decode": {"handoff_grain": "request", "until_handoff": "decode"},
 }
 _WHAT = ("first_ms", "second_ms", "longest_ms", "answer_ms")
-_TOKENS = 24
 
 
-def answer(driver: ClusterDriver, model: str, length: int, number: int) -> tuple[float, ...]:
+def answer(driver: ClusterDriver, model: str, length: int, number: int, tokens: int) -> tuple[float, ...]:
     """Return the milliseconds of an answer: `_WHAT`."""
     prompt = tuple(300 + (number * 131 + length + at * 11) % 4000 for at in range(length))
     name, begun = f"s{time.monotonic_ns()}", time.perf_counter()
     times: list[float] = []
-    for event in driver.run([SequenceRequest(name, name, model, prompt, SamplingParams(_TOKENS, ignore_eos=True))]):
+    for event in driver.run([SequenceRequest(name, name, model, prompt, SamplingParams(tokens, ignore_eos=True))]):
         if event.error is not None:
             raise RuntimeError(event.error)
         times.append(time.perf_counter())
@@ -55,11 +55,11 @@ def answer(driver: ClusterDriver, model: str, length: int, number: int) -> tuple
 
 
 def one_round(
-    driver: ClusterDriver, model: str, length: int, beside: bool, requests: int, first: int
+    driver: ClusterDriver, model: str, length: int, beside: bool, requests: int, first: int, tokens: int
 ) -> tuple[float, ...]:
     """Return the medians of `answer` for some requests, alone or beside a stream of prompts."""
     with PromptStream(driver, model, 512, 1) if beside else nullcontext():
-        got = [answer(driver, model, length, first + at) for at in range(requests)]
+        got = [answer(driver, model, length, first + at, tokens) for at in range(requests)]
     return tuple(statistics.median(column) for column in zip(*got, strict=True))
 
 
@@ -71,21 +71,29 @@ def measured(
     requests: int,
     rounds: int,
     loads: Sequence[bool],
+    tokens: int,
 ) -> dict[str, Any]:
     """Return the figures by load, length of the prompt, and side. `loads`: whether beside prompts."""
     name = zoo.model(model).name
     chosen = choose(zoo, [name])
     kinds = [(beside, length) for beside in loads for length in lengths]
     got: dict[tuple[bool, int, str], list[tuple[float, ...]]] = {}
-    for number in range(rounds):
-        turn = number % len(sides)
-        for side in (*sides[turn:], *sides[:turn]):
-            options = ServeOptions(agents=2, backend="processes", roles="prefill,decode", **SIDES[side])
-            with start_driver(zoo, options, chosen) as driver:
-                one_round(driver, name, lengths[0], False, 2, 0)  # loads what both kinds of paths need
-                for at, (beside, length) in enumerate(kinds):
-                    first = (number * len(kinds) + at) * requests + 10
-                    took = one_round(driver, name, length, beside, requests, first)
+    with ExitStack() as running:
+        drivers = {
+            side: running.enter_context(
+                start_driver(
+                    zoo, ServeOptions(agents=2, backend="processes", roles="prefill,decode", **SIDES[side]), chosen
+                )
+            )
+            for side in sides
+        }
+        for driver in drivers.values():
+            one_round(driver, name, lengths[0], False, 2, 0, tokens)  # loads what both kinds of paths need
+        for number in range(rounds):
+            for at, (beside, length) in enumerate(kinds):
+                turn, first = (number + at) % len(sides), (number * len(kinds) + at) * requests + 10
+                for side in (*sides[turn:], *sides[:turn]):
+                    took = one_round(drivers[side], name, length, beside, requests, first, tokens)
                     got.setdefault((beside, length, side), []).append(took)
     return {
         f"{'beside' if beside else 'alone'} {length}": {
@@ -118,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", default="64,512,1500", help="tokens of prompts")
     parser.add_argument("--requests", type=int, default=6, help="answers of each kind and round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of an answer")
     parser.add_argument("--alone", action="store_true", help="only without other prompts")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)
@@ -126,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such side: {', '.join(sorted(unknown))}")
     loads = (False,) if given.alone else (False, True)
     with Zoo(given.store, create=False) as zoo:
-        deliver(measured(zoo, given.model, sides, lengths, given.requests, given.rounds, loads), given.output)
+        found = measured(zoo, given.model, sides, lengths, given.requests, given.rounds, loads, given.tokens)
+    deliver(found, given.output)
     return 0
 
 

@@ -96,13 +96,24 @@ def test_all_layers_but_the_last_ones_are_sent_before_the_prompt_ends(tokens: in
     assert waits["layer"] < step + 4 * cluster.latency < waits["chunk"], waits
 
 
-def test_the_first_chunks_go_as_with_the_grain_chunk() -> None:
+@pytest.mark.parametrize("tokens", [29, 32])
+def test_the_first_chunks_go_as_with_the_grain_chunk(tokens: int) -> None:
     cluster = grained(*PAIR)
-    cluster.ask(request("a", range(29), "m", max_tokens=6), at=READY)
+    cluster.ask(request("a", range(tokens), "m", max_tokens=6), at=READY)
     cluster.run()
     cluster.expect()
     orders = [message for *_, message in cluster.sent if isinstance(message, StartMigration)]
-    assert [(each.upto, each.as_written) for each in orders] == [(8, False), (16, False), (24, False), (29, True)]
+    assert [(each.upto, each.as_written) for each in orders] == [(8, False), (16, False), (24, False), (tokens, True)]
+
+
+def test_what_has_come_before_the_first_token_is_not_waited_for() -> None:
+    """Nor does the sequence decode at its source then, where it would go on until its hand-off."""
+    cluster = grained(*PAIR, until="decode")
+    cluster.ask(request("a", range(13), "m", max_tokens=9), at=READY)
+    cluster.run()
+    cluster.expect()
+    cluster.expect_phases()
+    assert cluster.scheduler.state().counters.handoffs == 1
 
 
 def test_an_answer_of_one_token_is_not_sent() -> None:
@@ -168,8 +179,11 @@ def test_a_death_or_an_abort_amid_the_layers(victim: str, sent: int) -> None:
 def test_pages_that_do_not_verify_are_asked_for_again_with_all_layers(wrong: int) -> None:
     """Layers of the first request that are under way then are dropped."""
     count = iter(range(1000))
-    cluster = grained(*PAIR, damage=lambda pages: bool(pages.layers[1]) and next(count) in range(1, 1 + wrong))
-    cluster.ask(request("a", range(13), "m", max_tokens=9), at=READY)
+    cluster = grained(
+        *PAIR, damage=lambda pages: bool(pages.layers[1]) and next(count) in range(1, 1 + wrong), alpha=6 * MS,
+        latency=MS,
+    )  # fmt: skip
+    cluster.ask(request("a", range(7), "m", max_tokens=9), at=READY)
     cluster.run()
     cluster.expect()
     assert cluster.scheduler.state().counters.handoffs == 1
