@@ -77,6 +77,7 @@ class _OpenQuery:
     Fields:
         query: The queries of its rows.
         pulled: Whether the pages come, and not attention to them.
+        learns: Whether its time counts for the choice of what travels.
         begin: When it was sent, perf_counter seconds.
     """
 
@@ -85,6 +86,7 @@ class _OpenQuery:
     query: Tensor
     ask: LoanAsk
     pulled: bool
+    learns: bool
     begin: float
 
 
@@ -124,7 +126,7 @@ class AwayAttention:
         asked = list(self._send_queries(layer, now, query))
         if self._here is not None:
             self._here.decode(layer, now, out, lse)
-        local = self._attend_here(layer, now._replace(query=query))
+        local = self._attend_here(layer, now._replace(query=query), any(each.learns for each in asked))
         answers = [(each, self._answer(each, now)) for each in asked]
         for at, span in enumerate(self._spans):
             rows = slice(span.lo, span.hi)
@@ -146,11 +148,12 @@ class AwayAttention:
         if self._here is not None:
             self._here.chunks(layer, now, out, lse)
 
-    def _attend_here(self, layer: int, now: Tokens) -> PartialAttention:
+    def _attend_here(self, layer: int, now: Tokens, learns: bool) -> PartialAttention:
+        """Attend to what is here. `learns`: its time counts for the choice of what travels."""
         begin = time.perf_counter()
         local = attend_partly(self._local, layer, now)
-        if self._creditors is not None and self._creditors.shipping == "cheapest":
-            self._creditors.costs.add_attention(self._products(now.query), time.perf_counter() - begin)
+        if learns:
+            self._reached().costs.add_attention(self._products(now.query), time.perf_counter() - begin)
         return local
 
     def _products(self, query: Tensor) -> int:
@@ -205,7 +208,8 @@ class AwayAttention:
             begin = time.perf_counter()
             arrays = () if pulled else (array_of(some.cpu().contiguous()),)
             ticket = reached.link.send_query(share.creditor, asks, arrays)
-            yield _OpenQuery(ticket, share, some, ask, pulled, begin)
+            learns = reached.shipping == "cheapest" and ask.is_open
+            yield _OpenQuery(ticket, share, some, ask, pulled, learns, begin)
 
     def _ask_of(self, share: _CreditorShare, query: Tensor) -> LoanAsk:
         tokens, heads, width = query.shape
@@ -218,7 +222,7 @@ class AwayAttention:
         """Return attention of the rows of a query to what was asked for. Raises LoanLost."""
         reached, late = self._reached(), time.perf_counter()
         arrays = reached.link.collect(asked.ticket)
-        if reached.shipping == "cheapest":
+        if asked.learns:
             over = time.perf_counter()
             reached.costs.add_answer(asked.ask, asked.pulled, over - asked.begin, over - late > _WAITED)
         if not asked.pulled:

@@ -44,6 +44,11 @@ class LoanAsk:
     products: int
     here: int
 
+    @property
+    def is_open(self) -> bool:
+        """Whether pages may be the cheaper ones: fewer bytes, and not too many at once."""
+        return self.pages <= MOST_PULLED and self.pages < self.queries
+
 
 def query_bytes(tokens: int, heads: int, width: int, element: int) -> int:
     """Return the bytes of so many query tokens, and of attention and log-sum-exp that come back for them."""
@@ -82,7 +87,7 @@ class ShippingCosts:
 
         At first both are tried in turns, and later now and then the other one, so that times do not get old.
         """
-        if how != "cheapest" or ask.pages > MOST_PULLED or ask.pages >= ask.queries:
+        if how != "cheapest" or not ask.is_open:
             return how == "pages" and ask.pages <= MOST_PULLED
         number = self._chosen[ask.creditor] = self._chosen.get(ask.creditor, 0) + 1
         if number <= _FIRST:
