@@ -57,8 +57,8 @@ class Driver(Protocol):
 
     def resume(self, request: str) -> int: ...
 
-    def set_roles(self, roles: Mapping[str, str]) -> str | None:
-        """Change what agents run, by their names; return why that cannot be, with nothing changed, or None. Blocks."""
+    async def set_roles(self, roles: Mapping[str, str]) -> str | None:
+        """Change what agents run, by their names; return why that cannot be, with nothing changed, or None."""
         ...
 
     def models(self) -> tuple[ModelSpec, ...]: ...

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 
 import pytest
 
@@ -13,6 +16,7 @@ from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
 from tests.runtime.cluster.clusters import blocks, processes
 from tests.runtime.server.harness import FakeSource, Running, serving
+from zoo.errors import Unavailable
 
 MODEL = counting_model("org/base", "1 2* 3 4* 5 6* 7 8", max_model_len=256, vocab_size=320)
 
@@ -84,3 +88,24 @@ def test_roles_change_without_a_restart(server: Running) -> None:
         assert counted(server, "handoffs") == before + 1
         assert http.post("/zoo/roles", json={"a": "prefill", "b": "decode"}).status_code == 200
     assert [agent["pid"] for agent in server.state()["agents"]] == pids
+
+
+def test_a_change_whose_scheduler_has_died_is_given_up(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it dies while the change waits for its turn."""
+    driver, waiting = server.driver, threading.Event()
+
+    def never(given: Mapping[str, str]) -> Future[str | None]:
+        waiting.set()
+        return Future()
+
+    async def change() -> None:
+        asked = asyncio.ensure_future(driver.set_roles({"a": "decode"}))
+        while not waiting.is_set():
+            await asyncio.sleep(0.01)
+        assert not asked.done()
+        monkeypatch.setattr(driver, "_death", "it is gone")
+        await asked
+
+    monkeypatch.setattr(driver._scheduler_loop, "set_roles", never)
+    with pytest.raises(Unavailable, match="it is gone"):
+        asyncio.run(asyncio.wait_for(change(), 60))
