@@ -1,13 +1,13 @@
 """Measure a request that is longer than its agent's memory: its answer, and what lent pages cost (IL-01, IL-27).
 
     python -m benchmarks.cluster.long_contexts STORE MODEL [--prompt 8100] [--tokens 32] [--agents 5] [--pool 45MiB]
-        [--output FILE]
+        [--ship pages] [--output FILE]
 
 `alone`: `zoo serve` with one agent that holds all K and V. `lent`: `--agents`, each with a pool of `--pool`, the model
 on one of them (`--placement on-demand`), `--lending planned`. `off`: the same without lending, which refuses the
-request; `error` is its answer. `first_s`: until the first token; `token_ms`: median time between two tokens. `equal`:
-whether `lent` gives the tokens of `alone`. `lent_share`: share of the request's K and V that other agents hold at its
-end, by `GET /zoo/ledger`.
+request; `error` is its answer. `--ship`: what travels for attention to lent K and V (`[loans] ship`). `first_s`: until
+the first token; `token_ms`: median time between two tokens. `equal`: whether `lent` gives the tokens of `alone`.
+`lent_share`: share of the request's K and V that other agents hold at its end, by `GET /zoo/ledger`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import itertools
 import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.queue.servers import KillableServer, serving
 from benchmarks.reports import deliver
+from runtime.lending_config import LendingConfig, LoanShipping
 
 
 def asked(model: str, prompt: int, tokens: int) -> dict[str, Any]:
@@ -70,18 +72,23 @@ def lent_share(ledger: dict[str, Any]) -> float:
     return sum(sum(each["lent"].values()) for each in ledger["instances"]) / max(used, 1)
 
 
-def measured(store: str, model: str, body: dict[str, Any], agents: int, pool: str) -> dict[str, Any]:
+def measured(store: str, model: str, body: dict[str, Any], agents: int, pool: str, ship: str) -> dict[str, Any]:
     """Return the measurements of the three sides."""
     many = ("--agents", str(agents), "--agent-kv-bytes", ",".join([pool] * agents), "--placement", "on-demand")
     found: dict[str, dict[str, Any]] = {}
-    for side, options in (("alone", ()), ("lent", (*many, "--lending", "planned")), ("off", many)):
-        with serving(store, model, options) as server:
-            found[side] = answered(server, body)
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as settings:
+        settings.write(f'[loans]\nship = "{ship}"\n')
+        settings.flush()
+        lending = (*many, "--lending", "planned", "--config", settings.name)
+        for side, options in (("alone", ()), ("lent", lending), ("off", many)):
+            with serving(store, model, options) as server:
+                found[side] = answered(server, body)
     alone, lent = found["alone"], found["lent"]
     counters = lent.pop("counters", {})
     return {
         "prompt": len(body["prompt"]),
         "pools": f"{agents} x {pool}",
+        "ship": ship,
         "off": found["off"].get("error", "answered"),
         "equal": lent.get("tokens") == alone["tokens"],
         "lent_share": lent_share(lent.pop("ledger")) if "ledger" in lent else 0.0,
@@ -103,10 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--agents", type=int, default=5)
     parser.add_argument("--pool", default="45MiB")
+    parser.add_argument("--ship", default=LendingConfig().ship, choices=get_args(LoanShipping))
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)
     body = asked(given.model, given.prompt, given.tokens)
-    deliver(measured(given.store, given.model, body, given.agents, given.pool), given.output)
+    deliver(measured(given.store, given.model, body, given.agents, given.pool, given.ship), given.output)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from runtime.kv.pages import groups_for
 from runtime.role_config import RoleName
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.test_scheduler import CUTS, M, N
-from tests.runtime.scheduler.virtual_cluster import Node, VirtualCluster
+from tests.runtime.scheduler.virtual_cluster import MS, Node, VirtualCluster
 
 
 class Apart(VirtualCluster):
@@ -66,3 +67,16 @@ class Apart(VirtualCluster):
         assert (counters.handoffs, counters.handoffs_aborted) == (len(went), 0)
         assert counters.handoff_bytes == sum(map(self.kv_bytes, went))
         assert self.scheduler.migrations.counts().recomputed == 0
+
+
+def run_disturbed(cluster: Apart, requests: Sequence[SequenceRequest], devices: int, rng: random.Random) -> None:
+    """Run requests that come at random times, of which every fifth is aborted, while devices die or none does."""
+    for one in requests:
+        cluster.ask(one, at=rng.randrange(80 * MS))
+    for one in requests[::5]:
+        cluster.abort(one.seq, rng.randrange(120 * MS))
+        del cluster.requests[one.seq]
+    for _ in range(rng.choice((0, 3))):
+        cluster.at(rng.randrange(150 * MS), lambda: cluster.kill(f"d{rng.randrange(devices)}"))
+    cluster.run()
+    cluster.expect()

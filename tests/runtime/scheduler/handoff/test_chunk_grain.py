@@ -12,7 +12,7 @@ from runtime.decode_config import DecodeConfig
 from runtime.kv.pages import groups_for
 from runtime.messages import StartMigration
 from runtime.role_config import RoleName
-from tests.runtime.scheduler.handoff.apart import Apart
+from tests.runtime.scheduler.handoff.apart import Apart, run_disturbed
 from tests.runtime.scheduler.handoff.test_handoffs import PAIR, moves, reach
 from tests.runtime.scheduler.test_scheduler import some
 from tests.runtime.scheduler.virtual_cluster import MS
@@ -209,13 +209,4 @@ def test_deaths_aborts_and_short_pages_at_random(seed: int) -> None:
             "placement": rng.choice(("replicate", "partition")),
         },
     )  # fmt: skip
-    requests = some(30, seed)
-    for one in requests:
-        cluster.ask(one, at=rng.randrange(80 * MS))
-    for one in requests[::5]:
-        cluster.abort(one.seq, rng.randrange(120 * MS))
-        del cluster.requests[one.seq]
-    for _ in range(rng.choice((0, 3))):
-        cluster.at(rng.randrange(150 * MS), lambda: cluster.kill(f"d{rng.randrange(len(roles))}"))
-    cluster.run()
-    cluster.expect()
+    run_disturbed(cluster, some(30, seed), len(roles), rng)
