@@ -76,17 +76,16 @@ class _OpenQuery:
 
     Fields:
         query: The queries of its rows.
+        ask: What its time is learned for; None: it does not count for the choice of what travels.
         pulled: Whether the pages come, and not attention to them.
-        learns: Whether its time counts for the choice of what travels.
         begin: When it was sent, perf_counter seconds.
     """
 
     ticket: int
     share: _CreditorShare
     query: Tensor
-    ask: LoanAsk
+    ask: LoanAsk | None
     pulled: bool
-    learns: bool
     begin: float
 
 
@@ -126,7 +125,7 @@ class AwayAttention:
         asked = list(self._send_queries(layer, now, query))
         if self._here is not None:
             self._here.decode(layer, now, out, lse)
-        local = self._attend_here(layer, now._replace(query=query), any(each.learns for each in asked))
+        local = self._attend_here(layer, now._replace(query=query), any(each.ask is not None for each in asked))
         answers = [(each, self._answer(each, now)) for each in asked]
         for at, span in enumerate(self._spans):
             rows = slice(span.lo, span.hi)
@@ -192,8 +191,8 @@ class AwayAttention:
         for share in self._shares:
             whole = len(share.parts) == len(self._spans)
             some = query if whole else torch.cat([query[span.lo : span.hi] for _, span in share.parts])
-            ask = self._ask_of(share, some)
-            pulled = reached.costs.choose_pages(reached.shipping, ask)
+            ask = None if reached.shipping == "query" else self._ask_of(share, some)
+            pulled = ask is not None and reached.costs.choose_pages(reached.shipping, ask)
             asks = LoanQuery(
                 share.loans,
                 share.tokens,
@@ -208,8 +207,8 @@ class AwayAttention:
             begin = time.perf_counter()
             arrays = () if pulled else (array_of(some.cpu().contiguous()),)
             ticket = reached.link.send_query(share.creditor, asks, arrays)
-            learns = reached.shipping == "cheapest" and ask.is_open
-            yield _OpenQuery(ticket, share, some, ask, pulled, learns, begin)
+            learnt = ask if ask is not None and reached.shipping == "cheapest" and ask.is_open else None
+            yield _OpenQuery(ticket, share, some, learnt, pulled, begin)
 
     def _ask_of(self, share: _CreditorShare, query: Tensor) -> LoanAsk:
         tokens, heads, width = query.shape
@@ -222,7 +221,7 @@ class AwayAttention:
         """Return attention of the rows of a query to what was asked for. Raises LoanLost."""
         reached, late = self._reached(), time.perf_counter()
         arrays = reached.link.collect(asked.ticket)
-        if asked.learns:
+        if asked.ask is not None:
             over = time.perf_counter()
             reached.costs.add_answer(asked.ask, asked.pulled, over - asked.begin, over - late > _WAITED)
         if not asked.pulled:
