@@ -27,6 +27,7 @@ VERBS: dict[str, str] = {
     "promote": "cli.promote",
     "rollback": "cli.rollback",
     "key": "cli.key",
+    "price": "cli.price",
     "export": "cli.export",
     "verify": "cli.verify",
     "gc": "cli.gc",

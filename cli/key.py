@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table
 from zoo.errors import InputError, NotFound
+from zoo.money import amount_of, cost_text
+from zoo.records import KeyUsage, usage_by_key
 
 if TYPE_CHECKING:
-    from zoo.records import ClientKey, KeyUsage
+    from zoo.records import ClientKey
     from zoo.store import Store
 
 #: Days of usage that are shown for one key.
@@ -33,6 +36,10 @@ def key(
     tokens_per_day: Annotated[
         int | None, typer.Option(help="With --create: most prompt and generated tokens of a day (UTC).")
     ] = None,
+    money_per_day: Annotated[
+        str | None,
+        typer.Option(help="With --create: most money of a day (UTC) by the prices of `zoo price`, such as 2.50."),
+    ] = None,
     priority: Annotated[
         int,
         typer.Option(help="With --create: its requests' most urgent priority, and their usual one; lower goes first."),
@@ -45,14 +52,16 @@ def key(
     from zoo.api import Zoo
     from zoo.keys import make_key
 
-    limits = bool(model) or requests_per_minute is not None or tokens_per_day is not None or priority != 0
+    limits = bool(model) or priority != 0
+    limits = limits or any(each is not None for each in (requests_per_minute, tokens_per_day, money_per_day))
     if create + revoke > 1 or (name is None and (create or revoke)) or (limits and not create):
         raise InputError("give a name with --create, and there its limits, or with --revoke")
     with Zoo(store, database, create=False) as zoo:
         if name is None:
             _list(zoo.store, as_json)
         elif create:
-            secret = make_key(zoo.store, name, model or (), requests_per_minute, tokens_per_day, priority)
+            money = None if money_per_day is None else amount_of(money_per_day)
+            secret = make_key(zoo.store, name, model or (), requests_per_minute, tokens_per_day, priority, money)
             print_json({"name": name, "key": secret}) if as_json else print(secret)
         elif revoke:
             with zoo.store.catalog.writing() as writer:
@@ -69,26 +78,32 @@ def _read(store: Store, since: date) -> tuple[Sequence[ClientKey], Sequence[KeyU
 
 def _list(store: Store, as_json: bool) -> None:
     keys, usage = _read(store, datetime.now(UTC).date())
-    used = {each.name: each for each in usage}
     if as_json:
-        print_json({"keys": [_document(each, [used[each.name]] if each.name in used else []) for each in keys]})
+        of_key = {each.name: list[KeyUsage]() for each in keys}
+        for used in usage:
+            of_key.setdefault(used.name, []).append(used)
+        print_json({"keys": [_document(each, of_key[each.name]) for each in keys]})
     elif not keys:
         print("no keys: `zoo key NAME --create` makes one")
     else:
-        rows = [
-            (
-                each.name,
-                ", ".join(each.models) or "all",
-                _limit(each.requests_per_minute),
-                _limit(each.tokens_per_day),
-                each.priority,
-                used[each.name].tokens if each.name in used else 0,
-                "" if each.revoked is None else f"{each.revoked:%Y-%m-%d %H:%M:%S}",
-            )
-            for each in keys
-        ]
-        heads = ("key", "models", "requests/min", "tokens/day", "priority", "tokens today", "revoked (UTC)")
-        print_table(heads, rows)
+        whole = usage_by_key(usage)
+        rows = [_line(each, whole.get(each.name, KeyUsage(each.name, ""))) for each in keys]
+        limits = ("requests/min", "tokens/day", "money/day", "priority")
+        print_table(("key", "models", *limits, "tokens today", "cost today", "revoked (UTC)"), rows)
+
+
+def _line(key: ClientKey, used: KeyUsage) -> tuple[object, ...]:
+    return (
+        key.name,
+        ", ".join(key.models) or "all",
+        _limit(key.requests_per_minute),
+        _limit(key.tokens_per_day),
+        "" if key.money_per_day is None else cost_text(key.money_per_day),
+        key.priority,
+        used.tokens,
+        _cost(used),
+        "" if key.revoked is None else f"{key.revoked:%Y-%m-%d %H:%M:%S}",
+    )
 
 
 def _show(store: Store, name: str, as_json: bool) -> None:
@@ -100,8 +115,12 @@ def _show(store: Store, name: str, as_json: bool) -> None:
     if as_json:
         print_json(_document(found[-1], days))
         return
-    rows = [(each.day, each.requests, each.prompt_tokens, each.generated_tokens) for each in days]
-    print_table(("day (UTC)", "requests", "prompt tokens", "generated tokens"), rows)
+    rows: list[tuple[object, ...]] = []
+    for day, models in _by_day(days):
+        (whole,) = usage_by_key(models).values()
+        rows.append((day, "all", f"{whole.requests:,}", *_counts(whole)))
+        rows += [("", each.model, "", *_counts(each)) for each in models if each.model]
+    print_table(("day (UTC)", "model", "requests", "answers", "prompt tokens", "generated tokens", "cost"), rows)
 
 
 def _document(found: ClientKey, days: Sequence[KeyUsage]) -> dict[str, Any]:
@@ -110,19 +129,41 @@ def _document(found: ClientKey, days: Sequence[KeyUsage]) -> dict[str, Any]:
         "models": list(found.models),
         "requests_per_minute": found.requests_per_minute,
         "tokens_per_day": found.tokens_per_day,
+        "money_per_day": None if found.money_per_day is None else cost_text(found.money_per_day),
         "priority": found.priority,
         "created": found.created.isoformat(),
         "revoked": None if found.revoked is None else found.revoked.isoformat(),
-        "usage": [
-            {
-                "day": each.day,
-                "requests": each.requests,
-                "prompt_tokens": each.prompt_tokens,
-                "generated_tokens": each.generated_tokens,
-            }
-            for each in days
-        ],
+        "usage": [_day_document(day, models) for day, models in _by_day(days)],
     }
+
+
+def _day_document(day: str, models: Sequence[KeyUsage]) -> dict[str, Any]:
+    (whole,) = usage_by_key(models).values()
+    by_model = [{"model": each.model, **_counts_document(each)} for each in models if each.model]
+    return {"day": day, "requests": whole.requests, **_counts_document(whole), "models": by_model}
+
+
+def _counts_document(used: KeyUsage) -> dict[str, Any]:
+    return {
+        "answers": used.answers,
+        "prompt_tokens": used.prompt_tokens,
+        "generated_tokens": used.generated_tokens,
+        "cost": cost_text(used.cost),
+    }
+
+
+def _by_day(usage: Sequence[KeyUsage]) -> list[tuple[str, list[KeyUsage]]]:
+    """Return the usage of one key by its days, which are in order."""
+    return [(day, list(models)) for day, models in groupby(usage, key=lambda each: each.day)]
+
+
+def _counts(used: KeyUsage) -> tuple[object, ...]:
+    return (used.answers, used.prompt_tokens, used.generated_tokens, _cost(used))
+
+
+def _cost(used: KeyUsage) -> str:
+    """Return what usage cost; tokens that cost nothing had no price."""
+    return "free" if used.tokens and not used.cost else cost_text(used.cost)
 
 
 def _limit(number: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Make keys for a server's clients: a secret is shown once, and kept as a digest with what it may do."""
+"""Make keys for a server's clients, and prices: a secret is shown once, and kept as a digest with what it may do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from zoo.catalog.names import check_name
 from zoo.errors import InputError, NotFound
+from zoo.money import MOST_COST, ModelPrice
 from zoo.records import ClientKey
 from zoo.store import Store
 
@@ -32,8 +33,12 @@ def make_key(
     requests_per_minute: int | None = None,
     tokens_per_day: int | None = None,
     priority: int = 0,
+    money_per_day: int | None = None,
 ) -> str:
     """Make a key and return its secret, which is kept nowhere.
+
+    Args:
+        money_per_day: As a cost (`zoo.money`).
 
     Raises:
         InputError: A bad name or limit.
@@ -44,6 +49,8 @@ def make_key(
     for number in (requests_per_minute, tokens_per_day):
         if number is not None and not 0 < number < _NUMBER:
             raise InputError("the limits of a key are positive numbers")
+    if money_per_day is not None and not 0 < money_per_day <= MOST_COST:
+        raise InputError("the money of a day is more than 0")
     if abs(priority) >= 1 << 31 or len(models) > _MODELS:
         raise InputError(f"a key has a priority of 32 bits and at most {_MODELS} models")
     secret = f"zoo-{secrets.token_urlsafe(_BYTES)}"
@@ -52,8 +59,24 @@ def make_key(
         if missing := next((model for model in models if model not in known), None):
             raise NotFound(f"{missing[:200]!r} is no stored model and no alias")
         chosen = tuple(dict.fromkeys(models))
-        now = datetime.now(UTC)
-        writer.put_key(
-            ClientKey(name, principal_of(secret), chosen, requests_per_minute, tokens_per_day, priority, now)
-        )
+        now, owner = datetime.now(UTC), principal_of(secret)
+        limits = (requests_per_minute, tokens_per_day, priority, now, None, money_per_day)
+        writer.put_key(ClientKey(name, owner, chosen, *limits))
     return secret
+
+
+def set_price(store: Store, model: str, prompt: int, generated: int) -> ModelPrice:
+    """Set what a million tokens of a model cost from now on; "": of models without a price of their own.
+
+    Raises:
+        NotFound: There is no model of this full name.
+        InputError: It is an alias, which costs what the model costs that it stands for.
+    """
+    price = ModelPrice(model, prompt, generated)
+    with store.catalog.writing() as writer:
+        if model and model not in writer.names():
+            if writer.alias(model) is not None:
+                raise InputError(f"{model[:200]!r} is an alias: give the models that it stands for a price")
+            raise NotFound(f"{model[:200]!r} is no stored model; a price needs its full name")
+        writer.put_price(price)
+    return price

@@ -6,8 +6,8 @@ used without its probe (BL-06).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -136,6 +136,7 @@ class ClientKey:
         tokens_per_day: Bound on prompt and generated tokens of a day (UTC); None: none.
         priority: The most urgent priority of its requests, and that of those without one.
         revoked: When it ended (UTC); None: it is valid.
+        money_per_day: Bound on what a day (UTC) costs (`zoo.money`); None: none.
     """
 
     name: str
@@ -146,18 +147,48 @@ class ClientKey:
     priority: int
     created: datetime
     revoked: datetime | None = None
+    money_per_day: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
-    """What a key has used on one day (UTC, as 2026-01-31)."""
+    """What a key has used on one day (UTC, as 2026-01-31), of one model or of all together.
+
+    Fields:
+        requests: Requests that came with the key. They are counted without a model, before one is known.
+        model: The model that was asked for; "": none yet, or all.
+        answers: Answers that the tokens are of, a batch's one by one.
+        cost: What the tokens cost when they were counted (`zoo.money`).
+    """
 
     name: str
     day: str
     requests: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    model: str = ""
+    answers: int = 0
+    cost: int = 0
 
     @property
     def tokens(self) -> int:
         return self.prompt_tokens + self.generated_tokens
+
+    def plus(self, more: KeyUsage) -> KeyUsage:
+        """Return the sum with what else was used; name, day and model are this one's."""
+        return replace(
+            self,
+            requests=self.requests + more.requests,
+            prompt_tokens=self.prompt_tokens + more.prompt_tokens,
+            generated_tokens=self.generated_tokens + more.generated_tokens,
+            answers=self.answers + more.answers,
+            cost=self.cost + more.cost,
+        )
+
+
+def usage_by_key(usage: Iterable[KeyUsage]) -> dict[str, KeyUsage]:
+    """Return name -> what the key has used of all models together; usage of one day is meant."""
+    found: dict[str, KeyUsage] = {}
+    for each in usage:
+        found[each.name] = found.get(each.name, KeyUsage(each.name, each.day)).plus(each)
+    return found

@@ -184,11 +184,13 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextP
 
 
 def charge(service: Service, prepared: Prepared) -> None:
-    """Record what a request has used, once it is over, for its client's key."""
+    """Record what a request has used, once it is over, for its client's key: of the model that it asked for."""
     if service.keys is not None:
         generation, generated = prepared.generation, sum(choice.tokens for choice in prepared.choices)
         answered = generated > 0 or any(choice.finish is not None for choice in prepared.choices)
-        service.keys.charge(generation.receipt.principal, generation.prompt_tokens if answered else 0, generated)
+        model = generation.model.asked or generation.model.name
+        prompt_tokens = generation.prompt_tokens if answered else 0
+        service.keys.charge(generation.receipt.principal, model, prompt_tokens, generated)
 
 
 def advance(choices: dict[str, AnswerChoice], events: Sequence[TokenEvent]) -> list[TextPiece]:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from tests.zoo.factory import ingest
+from zoo.aliases import set_alias
 from zoo.catalog import Catalog
 from zoo.errors import InputError, NameTaken, NotFound
-from zoo.keys import make_key, principal_of
+from zoo.keys import make_key, principal_of, set_price
+from zoo.money import MOST_COST, ModelPrice
 from zoo.records import ClientKey, KeyUsage
 from zoo.store import Store
 
@@ -39,6 +41,8 @@ def test_a_secret_is_made_once_and_kept_nowhere(store: Store) -> None:
         {"name": "a\nb"},
         {"requests_per_minute": 0},
         {"tokens_per_day": -1},
+        {"money_per_day": 0},
+        {"money_per_day": 1 << 63},
         {"priority": 1 << 31},
     ],
 )
@@ -77,3 +81,68 @@ def test_usage_adds_up_by_key_and_day(catalog: Catalog) -> None:
             KeyUsage("one", "2026-01-03", 0, 2, 2),
         ]
         assert [each.day for each in reader.key_usage("2026-01-03")] == ["2026-01-03"]
+
+
+def test_usage_is_kept_by_model_with_its_cost_and_added_up_by_key(catalog: Catalog) -> None:
+    day = "2026-01-02"
+    for _ in range(2):
+        with catalog.writing() as writer:
+            writer.add_key_usage(
+                [
+                    KeyUsage("one", day, 3),
+                    KeyUsage("one", day, 0, 10, 5, "a", 1, (5 << 32) + 7),
+                    KeyUsage("one", day, 0, 1, 2, "b", 1, (1 << 32) - 1),
+                    KeyUsage("two", day, 0, 1, 1, "a", 1, 1),
+                    KeyUsage("one", "2026-01-03", 0, 7, 7, "a", 1, 9),
+                ]
+            )
+    with catalog.reading() as reader:
+        found = [each for each in reader.key_usage(day) if each.name == "one"]
+        assert found == [
+            KeyUsage("one", day, 6),
+            KeyUsage("one", day, 0, 20, 10, "a", 2, (10 << 32) + 14),
+            KeyUsage("one", day, 0, 2, 4, "b", 2, (2 << 32) - 2),
+            KeyUsage("one", "2026-01-03", 0, 14, 14, "a", 2, 18),
+        ]
+        assert sorted(reader.key_usage_of_day(day), key=lambda each: each.name) == [
+            KeyUsage("one", day, 6, 22, 14, "", 4, (12 << 32) + 12),
+            KeyUsage("two", day, 0, 2, 2, "", 2, 2),
+        ]
+
+
+def test_costs_that_no_longer_fit_stay_at_the_most(catalog: Catalog) -> None:
+    for cost in (1 << 62, 1 << 62, 1 << 80, 5):
+        with catalog.writing() as writer:
+            writer.add_key_usage([KeyUsage("one", "2026-01-02", model=model, cost=cost) for model in ("a", "b", "c")])
+    with catalog.writing() as writer:
+        writer.add_key_usage([KeyUsage("one", "2026-01-02", model="new", cost=1 << 70)])
+    with catalog.reading() as reader:
+        assert {each.cost for each in reader.key_usage("2026-01-02")} == {MOST_COST}
+        assert [each.cost for each in reader.key_usage_of_day("2026-01-02")] == [4 * MOST_COST]
+
+
+def test_prices_are_replaced_and_removed(catalog: Catalog) -> None:
+    with catalog.writing() as writer:
+        for price in (ModelPrice("b", 1, 2), ModelPrice("", 3, 4), ModelPrice("b", 5, 6)):
+            writer.put_price(price)
+    with catalog.reading() as reader:
+        assert reader.prices() == [ModelPrice("", 3, 4), ModelPrice("b", 5, 6)]
+    with catalog.writing() as writer:
+        writer.drop_price("")
+        for model in ("", "none"):
+            with pytest.raises(NotFound, match="price"):
+                writer.drop_price(model)
+        assert writer.prices() == [ModelPrice("b", 5, 6)]
+
+
+def test_a_price_is_for_a_stored_model_or_for_the_rest(store: Store) -> None:
+    ingest(store, "org/a", [1])
+    set_alias(store, "prod", "org/a")
+    assert set_price(store, "org/a", 1, 2) == ModelPrice("org/a", 1, 2)
+    set_price(store, "", 0, 0)
+    with pytest.raises(InputError, match="alias"):
+        set_price(store, "prod", 1, 2)
+    with pytest.raises(NotFound, match="full name"):
+        set_price(store, "a", 1, 2)
+    with store.catalog.reading() as reader:
+        assert reader.prices() == [ModelPrice("", 0, 0), ModelPrice("org/a", 1, 2)]

@@ -1,4 +1,4 @@
-"""Keys of clients, and what they use: queries and changes on their two tables, over the caller's connection."""
+"""Keys of clients, what they use, and prices: queries and changes on their tables, over the caller's connection."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, case, delete, func, insert, select, update
 
 from zoo.catalog import schema as t
 from zoo.errors import NameTaken, NotFound
 from zoo.manifest import canonical_json
+from zoo.money import MOST_COST, ModelPrice
 from zoo.records import ClientKey, KeyUsage
+
+#: The values of half of 64 bits.
+_HALF = 1 << 32
 
 
 def all_keys(connection: Connection) -> list[ClientKey]:
@@ -21,12 +25,47 @@ def all_keys(connection: Connection) -> list[ClientKey]:
 
 
 def usage_since(connection: Connection, day: str) -> list[KeyUsage]:
-    """Return what keys have used from a day on (UTC, as 2026-01-31), in order of days and names."""
-    rows = select(t.KeyUsageRow).where(t.KeyUsageRow.day >= day).order_by(t.KeyUsageRow.day, t.KeyUsageRow.name)
+    """Return what keys have used from a day on (UTC, as 2026-01-31), in order of days, names and models."""
+    rows = t.ModelUsageRow
+    ordered = select(rows).where(rows.day >= day).order_by(rows.day, rows.name, rows.model)
     return [
-        KeyUsage(row.name, row.day, row.requests, row.prompt_tokens, row.generated_tokens)
-        for row in connection.execute(rows)
+        KeyUsage(
+            row.name, row.day, row.requests, row.prompt_tokens, row.generated_tokens, row.model, row.answers, row.cost
+        )
+        for row in connection.execute(ordered)
     ]
+
+
+def usage_of_day(connection: Connection, day: str) -> list[KeyUsage]:
+    """Return what each key has used on a day, of all models together."""
+    rows = t.ModelUsageRow
+    # Sums of costs may take more than 64 bits: each half of a cost is added up for itself.
+    counted = (rows.requests, rows.prompt_tokens, rows.generated_tokens, rows.answers, rows.cost // _HALF)
+    sums = [func.sum(each) for each in (*counted, rows.cost % _HALF)]
+    found = connection.execute(select(rows.name, *sums).where(rows.day == day).group_by(rows.name))
+    return [
+        KeyUsage(name, day, requests, prompt, generated, answers=answers, cost=high * _HALF + low)
+        for name, requests, prompt, generated, answers, high, low in ((row[0], *map(int, row[1:])) for row in found)
+    ]
+
+
+def all_prices(connection: Connection) -> list[ModelPrice]:
+    """Return all prices, in order of the models' names."""
+    rows = connection.execute(select(t.PriceRow).order_by(t.PriceRow.model))
+    return [ModelPrice(row.model, row.prompt, row.generated) for row in rows]
+
+
+def put_price(connection: Connection, price: ModelPrice) -> None:
+    """Record a price in place of the one before."""
+    connection.execute(delete(t.PriceRow).where(t.PriceRow.model == price.model))
+    values = {"model": price.model, "prompt": price.prompt, "generated": price.generated}
+    connection.execute(insert(t.PriceRow).values(**values))
+
+
+def drop_price(connection: Connection, model: str) -> None:
+    """Remove a model's price, or that of models without one (""). Raises NotFound."""
+    if not connection.execute(delete(t.PriceRow).where(t.PriceRow.model == model)).rowcount:
+        raise NotFound(f"{model[:200]!r} has no price of its own" if model else "there is no price for the rest")
 
 
 def put_key(connection: Connection, key: ClientKey) -> None:
@@ -42,6 +81,7 @@ def put_key(connection: Connection, key: ClientKey) -> None:
             tokens_per_day=key.tokens_per_day,
             priority=key.priority,
             created=key.created.replace(tzinfo=None),
+            money_per_day=key.money_per_day,
         )
     )
 
@@ -56,19 +96,21 @@ def revoke_key(connection: Connection, name: str) -> None:
 
 def add_usage(connection: Connection, used: Iterable[KeyUsage]) -> None:
     """Add what was used to what is recorded."""
-    rows = t.KeyUsageRow
+    rows = t.ModelUsageRow
     for each in used:
+        cost = min(each.cost, MOST_COST)
         added = {
             "requests": rows.requests + each.requests,
             "prompt_tokens": rows.prompt_tokens + each.prompt_tokens,
             "generated_tokens": rows.generated_tokens + each.generated_tokens,
+            "answers": rows.answers + each.answers,
+            "cost": case((rows.cost > MOST_COST - cost, MOST_COST), else_=rows.cost + cost),
         }
-        one = (rows.name == each.name) & (rows.day == each.day)
+        one = (rows.name == each.name) & (rows.day == each.day) & (rows.model == each.model)
         if not connection.execute(update(rows).where(one).values(added)).rowcount:
-            values = (each.requests, each.prompt_tokens, each.generated_tokens)
-            connection.execute(
-                insert(rows).values(name=each.name, day=each.day, **dict(zip(added, values, strict=True)))
-            )
+            values = (each.requests, each.prompt_tokens, each.generated_tokens, each.answers, cost)
+            first = dict(zip(added, values, strict=True))
+            connection.execute(insert(rows).values(name=each.name, day=each.day, model=each.model, **first))
 
 
 def _key(row: Any) -> ClientKey:
@@ -81,4 +123,5 @@ def _key(row: Any) -> ClientKey:
         priority=row.priority,
         created=row.created.replace(tzinfo=UTC),
         revoked=None if row.revoked is None else row.revoked.replace(tzinfo=UTC),
+        money_per_day=row.money_per_day,
     )

@@ -23,6 +23,7 @@ from zoo.catalog.findings import documents, equivalences
 from zoo.catalog.rows import Parts, component_of, tensor_of
 from zoo.catalog.summaries import ModelConfig, ModelEntry, ModelSummary, block_counts, configs, entries, summaries
 from zoo.manifest import ChainBlock, Component, ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
+from zoo.money import ModelPrice
 from zoo.records import Alias, AliasChange, ClientKey, Document, Equivalence, KeyUsage
 
 #: Digests per query: far below both databases' limit on parameters.
@@ -69,8 +70,16 @@ class Reader:
         return key_rows.all_keys(self._connection)
 
     def key_usage(self, day: str) -> list[KeyUsage]:
-        """Return what keys have used from a day on (UTC, as 2026-01-31), in order of days and names."""
+        """Return what keys have used from a day on (UTC, as 2026-01-31), in order of days, names and models."""
         return key_rows.usage_since(self._connection, day)
+
+    def key_usage_of_day(self, day: str) -> list[KeyUsage]:
+        """Return what each key has used on a day, of all models together."""
+        return key_rows.usage_of_day(self._connection, day)
+
+    def prices(self) -> list[ModelPrice]:
+        """Return all prices, in order of the models' names; that of models without one has the name ""."""
+        return key_rows.all_prices(self._connection)
 
     def latest_alias_change(self) -> int:
         """Return the number of the latest change of any alias, 0 without one."""

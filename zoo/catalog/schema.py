@@ -5,7 +5,8 @@
        |                       model_components                    model_blocks
        +------- model_tensors ------> models <---------------------------+
        +------- weight_entries -> weight_files -> models <- side_files
-                          equivalences, documents -> models          aliases -> alias_changes     client_keys, key_usage
+                          equivalences, documents -> models          aliases -> alias_changes
+                          client_keys, model_usage, prices
 
 Changes go through `migrations/`; a test compares the two. This module does not depend on connections or queries.
 """
@@ -215,17 +216,33 @@ class ClientKeyRow(Base):
     priority: Mapped[int] = mapped_column(Integer)
     created: Mapped[datetime]
     revoked: Mapped[datetime | None]
+    money_per_day: Mapped[int | None] = mapped_column(BigInteger)
 
 
-class KeyUsageRow(Base):
-    """What keys of a name have used on one day (UTC, as 2026-01-31)."""
+class ModelUsageRow(Base):
+    """What keys of a name have used on one day (UTC, as 2026-01-31) of one model; "": none is known.
 
-    __tablename__ = "key_usage"
+    `cost` is what it cost when it was counted (`zoo.money`).
+    """
+
+    __tablename__ = "model_usage"
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
     day: Mapped[str] = mapped_column(String(10), primary_key=True)
+    model: Mapped[str] = mapped_column(String(255), primary_key=True)
     requests: Mapped[int] = mapped_column(BigInteger)
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     generated_tokens: Mapped[int] = mapped_column(BigInteger)
+    answers: Mapped[int] = mapped_column(BigInteger)
+    cost: Mapped[int] = mapped_column(BigInteger)
+
+
+class PriceRow(Base):
+    """What a million tokens of a model cost (`zoo.money`); "": of all models without a price of their own."""
+
+    __tablename__ = "prices"
+    model: Mapped[str] = mapped_column(String(255), primary_key=True)
+    prompt: Mapped[int] = mapped_column(BigInteger)
+    generated: Mapped[int] = mapped_column(BigInteger)
 
 
 class DocumentRow(Base):

@@ -24,6 +24,7 @@ from zoo.catalog.reader import CHUNK, Reader
 from zoo.catalog.rows import component_row, component_tensor_rows, tensor_row
 from zoo.errors import InputError, InUse, NameTaken, NotFound
 from zoo.manifest import PARTS, ChainBlock, Component, ModelManifest, block_digest
+from zoo.money import ModelPrice
 from zoo.records import Alias, AliasAct, AliasTarget, ClientKey, Document, Equivalence, KeyUsage
 
 
@@ -177,6 +178,14 @@ class Writer(Reader):
     def add_key_usage(self, used: Iterable[KeyUsage]) -> None:
         """Add what keys have used to what is recorded."""
         key_rows.add_usage(self._connection, used)
+
+    def put_price(self, price: ModelPrice) -> None:
+        """Record a price in place of the one before. What was counted until now keeps its cost."""
+        key_rows.put_price(self._connection, price)
+
+    def drop_price(self, model: str) -> None:
+        """Remove a model's price, or that of models without one (""). Raises NotFound."""
+        key_rows.drop_price(self._connection, model)
 
     def delete_alias(self, name: str) -> None:
         """Delete an alias; the models stay, and so does its history. Raises NotFound."""

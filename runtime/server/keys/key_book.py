@@ -1,7 +1,7 @@
-"""The keys of a store's clients, as a running server knows them, and what they use.
+"""The keys of a store's clients, as a running server knows them, what they use, and what it costs.
 
-The catalogue is read and written every `PAUSE` seconds on a thread of its own: a new key is known, and a revoked one
-refused, after that time at most. Several servers of one store count together, each behind by as much.
+The catalogue is read and written every `PAUSE` seconds on a thread of its own: a new key or price is known, and a
+revoked one refused, after that time at most. Several servers of one store count together, each behind by as much.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import NamedTuple, NoReturn
 
 from runtime.frontend.errors import RequestError, overloaded
 from runtime.server.keys.rates import RequestBucket
+from zoo.catalog import Reader
 from zoo.errors import ZooError
 from zoo.keys import principal_of
+from zoo.money import ModelPrice, cost_text
 from zoo.records import ClientKey, KeyUsage
 from zoo.store import Store
 
 _log = logging.getLogger("blockzoo.server")
-K = TypeVar("K")
+#: Usage of some keys: (key, day) -> model -> what was used of it.
+UsageByModel = dict[tuple[str, str], dict[str, KeyUsage]]
 
 PAUSE = 1.0
 
@@ -45,10 +48,11 @@ class KeyBook:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="zoo-keys")
         self._keys: Mapping[str, ClientKey] = {}
         self._buckets: dict[str, RequestBucket] = {}
-        self._recorded: Mapping[str, int] = {}
+        self._prices: Mapping[str, ModelPrice] = {}
+        self._recorded: Mapping[str, KeyUsage] = {}
         self._read_on = ""
-        self._sent: dict[tuple[str, str], KeyUsage] = {}
-        self._pending: dict[tuple[str, str], KeyUsage] = {}
+        self._sent: UsageByModel = {}
+        self._pending: UsageByModel = {}
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         #: What each key has used of this server since its start.
@@ -82,24 +86,35 @@ class KeyBook:
         return self._keys.get(principal)
 
     def admit(self, principal: str) -> None:
-        """Count a request of a key. Raises RequestError 429: its rate is reached, or its tokens of the day are used."""
+        """Count a request of a key.
+
+        Raises RequestError 429: its rate is reached, or its tokens or its money of the day are used up.
+        """
         key = self._keys.get(principal)
         if key is None:
             return
-        if key.tokens_per_day is not None and self._used_today(key.name) >= key.tokens_per_day:
-            self.refused[key.name] += 1
-            message = f"The key {key.name} has used its {key.tokens_per_day} tokens of this day (UTC)."
-            raise RequestError(message, status=429, kind="insufficient_quota", code="insufficient_quota")
+        used = self._used_today(key.name)
+        if key.tokens_per_day is not None and used.tokens >= key.tokens_per_day:
+            self._refuse(key, f"{key.tokens_per_day} tokens")
+        if key.money_per_day is not None and used.cost >= key.money_per_day:
+            self._refuse(key, f"money ({cost_text(key.money_per_day)})")
         if key.requests_per_minute is not None and (wait := self._bucket(key).take_request(self._clock())) is not None:
             self.refused[key.name] += 1
             raise overloaded(f"The key {key.name} may ask {key.requests_per_minute} times a minute.", wait)
         self._add(KeyUsage(key.name, self._day(), 1))
 
-    def charge(self, principal: str, prompt_tokens: int, generated_tokens: int) -> None:
-        """Record the tokens of a request that has ended."""
+    def charge(self, principal: str, model: str, prompt_tokens: int, generated_tokens: int) -> None:
+        """Record the tokens of a request that has ended, and what they cost now."""
         key = self._keys.get(principal)
         if key is not None and (prompt_tokens or generated_tokens):
-            self._add(KeyUsage(key.name, self._day(), 0, prompt_tokens, generated_tokens))
+            price = self._prices.get(model) or self._prices.get("")
+            cost = 0 if price is None else price.cost_of(prompt_tokens, generated_tokens)
+            self._add(KeyUsage(key.name, self._day(), 0, prompt_tokens, generated_tokens, model, 1, cost))
+
+    def _refuse(self, key: ClientKey, limit: str) -> NoReturn:
+        self.refused[key.name] += 1
+        message = f"The key {key.name} has used its {limit} of this day (UTC)."
+        raise RequestError(message, status=429, kind="insufficient_quota", code="insufficient_quota")
 
     def _bucket(self, key: ClientKey) -> RequestBucket:
         most = key.requests_per_minute or 1
@@ -108,15 +123,18 @@ class KeyBook:
             found = self._buckets[key.principal] = RequestBucket(most, self._clock())
         return found
 
-    def _used_today(self, name: str) -> int:
+    def _used_today(self, name: str) -> KeyUsage:
         day = self._day()
-        one = (name, day)
-        recorded = self._recorded.get(name, 0) if day == self._read_on else 0
-        return recorded + sum(each[one].tokens for each in (self._sent, self._pending) if one in each)
+        used = self._recorded.get(name) if day == self._read_on else None
+        used = used or KeyUsage(name, day)
+        for each in (self._sent, self._pending):
+            for more in each.get((name, day), {}).values():
+                used = used.plus(more)
+        return used
 
     def _add(self, used: KeyUsage) -> None:
-        _merge(self._pending, (used.name, used.day), used)
-        _merge(self.totals, used.name, used)
+        _merge(self._pending, used)
+        self.totals[used.name] = self.totals.get(used.name, KeyUsage(used.name, used.day)).plus(used)
 
     async def _follow(self) -> None:
         told = False
@@ -136,33 +154,46 @@ class KeyBook:
         day = self._day()
         self._sent, self._pending = self._pending, {}
         try:
-            loop, sent = asyncio.get_running_loop(), tuple(self._sent.values())
-            keys, used = await loop.run_in_executor(self._thread, self._record, sent, day)
+            loop, sent = asyncio.get_running_loop(), tuple(_each(self._sent))
+            found = await loop.run_in_executor(self._thread, self._record, sent, day)
         except BaseException:  # it was not recorded
-            for each in self._sent.values():
-                _merge(self._pending, (each.name, each.day), each)
+            for each in _each(self._sent):
+                _merge(self._pending, each)
             self._sent = {}
             raise
-        self._keys = {key.principal: key for key in keys}
-        self._recorded = {each.name: each.tokens for each in used if each.day == day}
+        self._keys = {key.principal: key for key in found.keys}
+        self._prices = {price.model: price for price in found.prices}
+        self._recorded = {each.name: each for each in found.usage}
         self._read_on, self._sent = day, {}
 
-    def _record(self, used: tuple[KeyUsage, ...], day: str) -> tuple[list[ClientKey], list[KeyUsage]]:
+    def _record(self, used: tuple[KeyUsage, ...], day: str) -> _BookPage:
         catalog = self._store.catalog
         if used:
             with catalog.writing() as writer:
                 writer.add_key_usage(used)
-                return writer.keys(), writer.key_usage(day)
+                return _recorded(writer, day)
         with catalog.reading() as reader:
-            return reader.keys(), reader.key_usage(day)
+            return _recorded(reader, day)
 
 
-def _merge(totals: dict[K, KeyUsage], one: K, used: KeyUsage) -> None:
-    before = totals.get(one, KeyUsage(used.name, used.day))
-    totals[one] = KeyUsage(
-        used.name,
-        used.day,
-        before.requests + used.requests,
-        before.prompt_tokens + used.prompt_tokens,
-        before.generated_tokens + used.generated_tokens,
-    )
+class _BookPage(NamedTuple):
+    """What a book reads of the catalogue."""
+
+    keys: list[ClientKey]
+    prices: list[ModelPrice]
+    usage: list[KeyUsage]
+
+
+def _recorded(reader: Reader, day: str) -> _BookPage:
+    return _BookPage(reader.keys(), reader.prices(), reader.key_usage_of_day(day))
+
+
+def _each(usage: UsageByModel) -> Iterator[KeyUsage]:
+    for by_model in usage.values():
+        yield from by_model.values()
+
+
+def _merge(usage: UsageByModel, used: KeyUsage) -> None:
+    by_model = usage.setdefault((used.name, used.day), {})
+    before = by_model.get(used.model, KeyUsage(used.name, used.day, model=used.model))
+    by_model[used.model] = before.plus(used)

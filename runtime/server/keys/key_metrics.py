@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from runtime.server.keys.key_book import KeyBook
+from zoo.money import COST_DECIMALS
 
 
 class KeyCollector(Collector):
@@ -24,10 +25,14 @@ class KeyCollector(Collector):
         refused = CounterMetricFamily(
             "blockzoo:key_refused", "Requests that a key's limits refused, by the key.", labels=["key"]
         )
+        cost = CounterMetricFamily(
+            "blockzoo:key_cost", "Money that tokens cost when they were counted, by the client's key.", labels=["key"]
+        )
         for name, used in list(self._keys.totals.items()):
+            cost.add_metric([name], used.cost / 10**COST_DECIMALS)
             requests.add_metric([name], used.requests)
             tokens.add_metric([name, "prompt"], used.prompt_tokens)
             tokens.add_metric([name, "generated"], used.generated_tokens)
         for name, count in list(self._keys.refused.items()):
             refused.add_metric([name], count)
-        yield from (requests, tokens, refused)
+        yield from (requests, tokens, cost, refused)

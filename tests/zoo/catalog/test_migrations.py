@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -15,9 +16,11 @@ from sqlalchemy import create_engine, inspect, text
 
 from tests.zoo.factory import manifest_of
 from zoo.catalog import Catalog, migrations
+from zoo.catalog.engine import open_database
 from zoo.catalog.schema import Base
 from zoo.errors import StoreError
 from zoo.manifest import TensorMeta
+from zoo.records import KeyUsage
 
 MANIFEST = manifest_of("a", [TensorMeta("a" * 64, "F32", (2,))])
 
@@ -38,6 +41,36 @@ def test_an_empty_database_gets_the_tables_of_the_schema(database_url: str) -> N
             connection.execute(text(f"SELECT version_num FROM {migrations.VERSION_TABLE}")).scalar() == migrations.HEAD  # noqa: S608
         )
     engine.dispose()
+
+
+def test_usage_of_before_it_was_counted_by_model_is_kept(database_url: str) -> None:
+    database = open_database(database_url)
+    with database.writing() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0004")
+        connection.execute(
+            text("INSERT INTO client_keys VALUES (1, 'one', :digest, '[]', 5, NULL, 0, '2026-01-02 03:04:05', NULL)"),
+            {"digest": "d" * 64},
+        )
+        for day in (1, 2):
+            row = {"day": f"2026-01-0{day}", "tokens": day << 40}
+            connection.execute(text("INSERT INTO key_usage VALUES ('one', :day, 3, :tokens, 5)"), row)
+    database.close()
+    for _ in range(2):
+        catalog = Catalog(database_url)
+        with catalog.writing() as writer:
+            (key,), usage = writer.keys(), writer.key_usage("2000-01-01")
+            writer.add_key_usage([KeyUsage("one", "2026-01-02", 1), KeyUsage("one", "2026-01-02", model="a", cost=9)])
+        catalog.close()
+    assert (key.name, key.requests_per_minute, key.money_per_day) == ("one", 5, None)
+    assert usage == [
+        KeyUsage("one", "2026-01-01", 3, 1 << 40, 5),
+        KeyUsage("one", "2026-01-02", 4, 2 << 40, 5),
+        KeyUsage("one", "2026-01-02", model="a", cost=9),
+    ]
+    test_an_empty_database_gets_the_tables_of_the_schema(database_url)
 
 
 def test_an_existing_database_keeps_what_it_holds(database_url: str) -> None:

@@ -1,4 +1,4 @@
-"""The keys of the store's clients: what each may do, and what it has used today.
+"""The keys of the store's clients: what each may do, and what it has used today, by model, with its cost.
 
 Only where there is a key, or a store is looked at on this machine alone: it is for those that run the server. Secrets
 are kept nowhere, so there are none to show.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,9 +17,10 @@ from starlette.responses import Response
 from runtime.server.page.context import PageContext
 from runtime.server.page.rendering import explained, html
 from zoo.catalog import Reader
-from zoo.records import ClientKey, KeyUsage
+from zoo.money import cost_text
+from zoo.records import ClientKey, KeyUsage, usage_by_key
 
-#: Keys that are shown at most: valid ones first, then those revoked last.
+#: Keys that are shown at most: valid ones first, then those revoked last. Also lines of keys and models: most tokens.
 MOST_SHOWN = 500
 
 
@@ -38,7 +40,7 @@ class KeyViews:
 
     @explained(lambda views: views.context.frame)
     async def show(self, request: Request) -> Response:
-        """The keys of clients with their models and limits, and the requests and tokens of this day (UTC)."""
+        """The keys of clients with their models and limits, and the requests, tokens and cost of this day (UTC)."""
         frame, service = self.context.frame, self.context.service
         taken = service is None or service.keys is not None
         if not self.context.keeps:
@@ -47,15 +49,23 @@ class KeyViews:
 
         def read(reader: Reader) -> Response:
             keys = reader.keys()
-            lines = lines_of(keys, reader.key_usage(day), day)
-            return html("keys.html", frame, allowed=True, taken=taken, day=day, lines=lines, count=len(keys))
+            usage = [used for used in reader.key_usage(day) if used.day == day]
+            lines, priced = lines_of(keys, usage, day), bool(reader.prices())
+            models = sorted((used for used in usage if used.model), key=lambda used: -used.tokens)
+            shown: dict[str, Any] = {
+                "lines": lines,
+                "count": len(keys),
+                "models": models[:MOST_SHOWN],
+                "model_count": len(models),
+            }
+            return html("keys.html", frame, allowed=True, taken=taken, day=day, priced=priced, money=cost_text, **shown)
 
         return await self.context.reads.run(read)
 
 
 def lines_of(keys: Iterable[ClientKey], usage: Iterable[KeyUsage], day: str) -> list[KeyLine]:
     """Return what is shown of keys: the valid ones by their names, then revoked ones, the latest first."""
-    used = {each.name: each for each in usage if each.day == day}
+    used = usage_by_key(usage)
     found = list(keys)
     valid = sorted((key for key in found if key.revoked is None), key=lambda key: key.name)
     ended = sorted((key for key in found if key.revoked is not None), key=lambda key: str(key.revoked), reverse=True)

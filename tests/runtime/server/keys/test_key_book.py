@@ -14,6 +14,7 @@ from runtime.server.keys import key_book
 from runtime.server.keys.key_book import KeyBook
 from zoo.errors import StoreError
 from zoo.keys import make_key, principal_of
+from zoo.money import ModelPrice, amount_of, cost_text, price_of
 from zoo.records import KeyUsage
 from zoo.store import Store
 
@@ -35,6 +36,11 @@ def recorded(store: Store) -> list[KeyUsage]:
         return reader.key_usage("2000-01-01")
 
 
+def counts(store: Store) -> list[tuple[str, str, int, int, int]]:
+    """Return (key, model, requests, answers, tokens) of each row, all of today."""
+    return [(each.name, each.model, each.requests, each.answers, each.tokens) for each in recorded(store)]
+
+
 def is_admitted(book: KeyBook, owner: str) -> bool:
     try:
         book.admit(owner)
@@ -51,12 +57,12 @@ def test_servers_of_one_catalogue_count_together(store: Store) -> None:
         one, two = KeyBook(store), KeyBook(store)
         await one.open()
         await two.open()
-        one.charge(owner, 4, 2)
-        two.charge(owner, 1, 2)
+        one.charge(owner, "m", 4, 2)
+        two.charge(owner, "m", 1, 2)
         assert is_admitted(one, owner) and is_admitted(two, owner)
         await one._exchange()
         await two._exchange()
-        one.charge(owner, 0, 1)  # 10 in all, and this server knows of 7
+        one.charge(owner, "m", 0, 1)  # 10 in all, and this server knows of 7
         assert is_admitted(one, owner)
         await one._exchange()
         assert not is_admitted(one, owner)
@@ -66,7 +72,7 @@ def test_servers_of_one_catalogue_count_together(store: Store) -> None:
         await two.close()
 
     asyncio.run(act())
-    assert [(each.requests, each.tokens) for each in recorded(store)] == [(3, 10)]
+    assert counts(store) == [("k", "", 3, 0, 0), ("k", "m", 0, 3, 10)]
 
 
 def test_a_catalogue_that_fails_loses_no_usage_and_no_key(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,19 +85,19 @@ def test_a_catalogue_that_fails_loses_no_usage_and_no_key(store: Store, monkeypa
     async def act() -> None:
         book = KeyBook(store)
         await book.open()
-        book.charge(owner, 6, 3)
+        book.charge(owner, "m", 6, 3)
         with monkeypatch.context() as patch:
             patch.setattr(store.catalog, "writing", broken)
             for _ in range(2):
                 with pytest.raises(StoreError):
                     await book._exchange()
             assert book.find([secret]) is not None and is_admitted(book, owner)
-            book.charge(owner, 0, 1)
+            book.charge(owner, "m", 0, 1)
             assert not is_admitted(book, owner)
         await book.close()
 
     asyncio.run(act())
-    assert [(each.requests, each.tokens) for each in recorded(store)] == [(1, 10)]
+    assert counts(store) == [("k", "", 1, 0, 0), ("k", "m", 0, 2, 10)]
 
 
 def test_a_new_day_begins_with_nothing_used(store: Store) -> None:
@@ -102,22 +108,81 @@ def test_a_new_day_begins_with_nothing_used(store: Store) -> None:
         nonlocal day
         book = KeyBook(store, day=lambda: day)
         await book.open()
-        book.charge(owner, 5, 0)
+        book.charge(owner, "m", 5, 0)
         assert not is_admitted(book, owner)
         await book._exchange()
         assert not is_admitted(book, owner)
         day = "2026-02-01"
         assert is_admitted(book, owner)
-        book.charge(owner, 0, 4)
+        book.charge(owner, "m", 0, 4)
         await book._exchange()
         assert is_admitted(book, owner)
         await book.close()
 
     asyncio.run(act())
-    assert [(each.day, each.requests, each.tokens) for each in recorded(store)] == [
-        ("2026-01-31", 0, 5),
-        ("2026-02-01", 2, 4),
+    assert [(each.day, each.model, each.requests, each.tokens) for each in recorded(store)] == [
+        ("2026-01-31", "m", 0, 5),
+        ("2026-02-01", "", 2, 0),
+        ("2026-02-01", "m", 0, 4),
     ]
+
+
+def test_money_of_a_day_bounds_a_key_over_servers_models_and_changes_of_prices(store: Store) -> None:
+    owner = principal_of(make_key(store, "k", money_per_day=amount_of("0.0021")))
+    free = principal_of(make_key(store, "free"))
+    put_prices(store, ("dear", "100", "200"), ("", "1", "10"))
+
+    async def act() -> None:
+        one, two = KeyBook(store), KeyBook(store)
+        await one.open()
+        await two.open()
+        one.charge(owner, "dear", 3, 4)  # 0.0011
+        two.charge(owner, "cheap", 100, 30)  # 0.0004 by the price of the rest
+        for owns in (owner, free):
+            assert is_admitted(one, owns) and is_admitted(two, owns)
+        await one._exchange()
+        await two._exchange()
+        put_prices(store, ("dear", "0", "0"))
+        two.charge(owner, "dear", 1, 2)  # 0.0005 by the price that it knows
+        await two._exchange()
+        two.charge(owner, "dear", 1000, 1000)
+        assert is_admitted(two, owner), "0.0020 of 0.0021"
+        two.charge(owner, "cheap", 100, 0)
+        assert not is_admitted(two, owner) and is_admitted(two, free)
+        assert two.refused == {"k": 1}
+        await two._exchange()
+        assert is_admitted(one, owner)
+        await one._exchange()
+        assert not is_admitted(one, owner)
+        await one.close()
+        await two.close()
+
+    asyncio.run(act())
+    costs = {each.model: cost_text(each.cost) for each in recorded(store) if each.name == "k"}
+    assert costs == {"": "0.00", "dear": "0.0016", "cheap": "0.0005"}
+
+
+def test_without_prices_all_is_free(store: Store) -> None:
+    owner = principal_of(make_key(store, "k", money_per_day=1))
+
+    async def act() -> None:
+        book = KeyBook(store)
+        await book.open()
+        book.charge(owner, "m", 1_000_000, 1_000_000)
+        assert is_admitted(book, owner)
+        put_prices(store, ("other", "1", "1"))
+        await book._exchange()
+        book.charge(owner, "m", 1_000_000, 1_000_000)
+        assert is_admitted(book, owner)
+        await book.close()
+
+    asyncio.run(act())
+
+
+def put_prices(store: Store, *prices: tuple[str, str, str]) -> None:
+    with store.catalog.writing() as writer:
+        for model, prompt, generated in prices:
+            writer.put_price(ModelPrice(model, price_of(prompt), price_of(generated)))
 
 
 def test_a_revoked_key_opens_nothing_and_what_it_was_accepted_for_keeps_its_rules(store: Store) -> None:

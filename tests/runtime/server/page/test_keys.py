@@ -15,8 +15,9 @@ from runtime.server.keys import key_book
 from runtime.server.page.views import keys as view
 from tests.runtime.server.aliases.looking import stored as three_models
 from tests.runtime.server.harness import Running, eventually, running
-from tests.runtime.server.page.looking import Element, seen
-from zoo.keys import make_key
+from tests.runtime.server.page.looking import HOSTILE, Element, seen
+from zoo.keys import make_key, set_price
+from zoo.money import amount_of, price_of
 from zoo.records import KeyUsage
 from zoo.store import Store
 
@@ -39,7 +40,7 @@ def served(tokenizer: Tokenizer, store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 def rows(page: Element) -> dict[str, list[str]]:
     """Return the cells behind each key's name."""
-    found = page.one("tbody").all("tr")
+    found = page.one("table", class_="keys").one("tbody").all("tr")
     return {row.one("th").text: [cell.text for cell in row.all("td")] for row in found}
 
 
@@ -47,19 +48,22 @@ def test_each_key_is_shown_with_its_limits_and_what_it_has_used(served: Running,
     with served.http() as http:
         assert "zoo key NAME --create" in seen(http, "/ui/keys").text
         secret = make_key(store, "team", ["org/base", "org/fine"], 6000, 14, priority=3)
+        assert "so everything is free" in seen(http, "/ui/keys").text
+        set_price(store, "org/base", price_of("1"), price_of("2.5"))
         other = make_key(store, "another")
         assert rows(seen(http, "/ui/keys")) == {
-            "another": ["all", "0", "any", "0", "any", "0", "0", "0"],
-            "team": ["org/base, org/fine", "0", "6,000", "0", "14", "0", "0", "3"],
+            "another": ["all", "0", "any", "0", "any", "0.00", "any", "0", "0", "0"],
+            "team": ["org/base, org/fine", "0", "6,000", "0", "14", "0.00", "any", "0", "0", "3"],
         }
         with httpx.Client(base_url=served.address, headers={"x-api-key": secret}, trust_env=False) as client:
             assert eventually(lambda: client.get("/v1/models").status_code == 200)
             for _ in range(2):
                 assert client.post("/v1/completions", json=ASK).status_code == 200
             assert client.get("/ui/keys").status_code in (303, 403)
-            used = ["org/base, org/fine", "2", "6,000", "14 used up", "14", "6", "8", "3"]
+            used = ["org/base, org/fine", "2", "6,000", "14 used up", "14", "0.000026", "any", "6", "8", "3"]
             assert eventually(lambda: rows(seen(http, "/ui/keys"))["team"] == used, 10)
             assert client.post("/v1/completions", json=ASK).status_code == 429
+            assert "so everything is free" not in seen(http, "/ui/keys").text
         page = http.get("/ui/keys").text
         assert secret not in page and other not in page and "zoo-" not in page
         assert not [key for key in keys_of(store) if key in page]
@@ -69,6 +73,36 @@ def keys_of(store: Store) -> list[str]:
     with store.catalog.reading() as reader:
         found = reader.keys()
     return [key.principal for key in found]
+
+
+def test_usage_by_model_is_shown_with_its_cost_and_a_spent_budget(
+    served: Running, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_key(store, "team", money_per_day=amount_of("0.5"))
+    make_key(store, "rich", money_per_day=amount_of("1.25"))
+    today = str(datetime.now(UTC).date())
+    with store.catalog.writing() as writer:
+        used = [KeyUsage("team", today, 4), KeyUsage("team", today, 0, 70, 30, HOSTILE, 3, amount_of("0.5"))]
+        used += [KeyUsage("rich", today, 0, 5_000, 1, "org/base", 2, amount_of("1.2499999999"))]
+        used += [KeyUsage("rich", today, 0, 1, 1, "org/fine", 1)]
+        writer.add_key_usage(used)
+    with served.http() as http:
+        page = seen(http, "/ui/keys")
+        assert rows(page)["team"][5:7] == ["0.50 used up", "0.50"]
+        assert rows(page)["rich"][5:7] == ["1.2499999999", "1.25"]
+        assert by_model(page) == [
+            ["rich", "org/base", "2", "5,000", "1", "1.2499999999"],
+            ["team", HOSTILE, "3", "70", "30", "0.50"],
+            ["rich", "org/fine", "1", "1", "1", "0.00"],
+        ]
+        monkeypatch.setattr(view, "MOST_SHOWN", 2)
+        page = seen(http, "/ui/keys")
+        assert len(by_model(page)) == 2 and "1 more are not shown" in page.text
+
+
+def by_model(page: Element) -> list[list[str]]:
+    found = page.one("table", class_="usage").one("tbody").all("tr")
+    return [[row.one("th").text, *(cell.text for cell in row.all("td"))] for row in found]
 
 
 def test_a_revoked_key_stands_behind_the_valid_ones_and_other_days_do_not_count(served: Running, store: Store) -> None:
