@@ -11,6 +11,8 @@ from typing import Literal, get_args
 LendingMode = Literal["off", "planned", "negotiated"]
 #: What travels for attention to lent K and V: always queries, always pages, or what is expected to be faster.
 LoanShipping = Literal["query", "pages", "cheapest"]
+#: Which pages of a sequence are lent: page sets of all layers, all of some layers, or what is expected to be faster.
+LoanShape = Literal["tokens", "layers", "cheapest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class LendingConfig:
             again.
         ship: What travels for attention to lent K and V: `query`, queries and partial attention; `pages`, the K and V,
             up to 16 MiB at a time; `cheapest`, what is expected to be faster by measured times (IL-28).
+        shape: Which pages of a sequence are lent: `tokens`, the first page sets of all layers; `layers`, all full page
+            sets of some layers, where its path has one device; `cheapest`, `layers` for contexts of which a layer has
+            at most `layer_mib` of K and V, else `tokens`.
+        layer_mib: MiB of K and V that a device attends to in the time of a question to a creditor.
         mend: Where a creditor dies, only what it held is computed again, as far as that can be (IL-18); otherwise all
             of the sequence.
         beat_ms: Period of agents' heartbeats to the managers of the pool, and of their sorted lists; with `negotiated`
@@ -48,6 +54,8 @@ class LendingConfig:
     reclaim: bool = True
     circle_pages: int = 8
     ship: LoanShipping = "query"
+    shape: LoanShape = "tokens"
+    layer_mib: float = 4.0
     mend: bool = True
     beat_ms: int = 100
     gone_ms: int = 1000
@@ -60,6 +68,8 @@ class LendingConfig:
             raise ValueError("cap is from 0 to 1, busy above 0 and at most 1, timeout_s above 0")
         if self.ship not in get_args(LoanShipping):
             raise ValueError(f"ship must be one of {', '.join(get_args(LoanShipping))}")
+        if self.shape not in get_args(LoanShape) or not 0.0 < self.layer_mib <= 1 << 20:
+            raise ValueError(f"shape must be one of {', '.join(get_args(LoanShape))}, layer_mib above 0")
         if not 0.0 <= self.recall <= 1.0 or self.circle_pages < 0:
             raise ValueError("recall is from 0 to 1, circle_pages 0 or more")
         if not 1 <= self.beat_ms <= 60_000 or not self.beat_ms < self.gone_ms <= 3_600_000:

@@ -25,7 +25,7 @@ class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
         loans: The loans of each row, the first tokens first.
         tokens: How many of the first tokens of each of these count: its last ones may just have come back (IL-25).
         counts: Query tokens of each row.
-        layer: Attention layer, counted from the first one of the loan.
+        layer: Attention layer, counted from the first one of the debtor's hop.
         kv_heads: Heads of K and V.
         dtype: Type of K and V.
         scaling: Factor on the logits; 0: 1 / sqrt(head_dim).
@@ -47,12 +47,16 @@ class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
 def with_change(away: Sequence[SentAway], change: PlaceChange) -> tuple[SentAway, ...]:
     """Return what other devices hold of a sequence after a change, the first tokens first."""
     if isinstance(change, SentAway):
-        return tuple(sorted((*away, change), key=lambda each: each.first))
+        return tuple(sorted((*away, change), key=_in_order))
     kept = [each for each in away if each.loan != change.loan]
     for each in away:
         if each.loan == change.loan:
             kept += [structs.replace(each, last=change.first), structs.replace(each, first=change.last)]
-    return tuple(sorted((each for each in kept if each.first < each.last), key=lambda each: each.first))
+    return tuple(sorted((each for each in kept if each.first < each.last), key=_in_order))
+
+
+def _in_order(away: SentAway) -> tuple[int, int]:
+    return away.first, away.layers[0]
 
 
 class LoanLink(Protocol):
@@ -75,8 +79,11 @@ class LoanEngine(Protocol):
         """Reach creditors over this link from now on. Call it once, before any step. `shipping`: what travels."""
         ...
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
-        """Attend for a loan from now on: page sets with K and V of so many tokens, all of them full."""
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None:
+        """Attend for a loan from now on: page sets with K and V of so many tokens, all of them full.
+
+        `first_layer`: the loan's first layer, counted from the first one of the debtor's hop.
+        """
         ...
 
     def drop_loan(self, loan: int) -> None: ...

@@ -167,10 +167,19 @@ class Opened:
     output: tuple[int, ...] = ()
 
 
+#: Layers [first, last): all of a table, however many it has.
+ALL_LAYERS = (0, 1 << 30)
+#: In a page set, the page of a layer that another device has.
+AWAY = -1
+
+
 class SentAway(msgspec.Struct, frozen=True, gc=False):
     """Tell the engine that the pages of tokens [first, last) of a sequence are another device's from now on (IL-04).
 
-    `seq`: key of the page table; `loan`: its number at the creditor.
+    Fields:
+        seq: Key of the page table.
+        loan: Its number at the creditor.
+        layers: Layers [first, last) of which it has them, counted from the table's first one.
     """
 
     seq: str
@@ -178,6 +187,7 @@ class SentAway(msgspec.Struct, frozen=True, gc=False):
     loan: int
     first: int
     last: int
+    layers: tuple[int, int] = ALL_LAYERS
 
 
 class CameBack(msgspec.Struct, frozen=True, gc=False):
@@ -185,7 +195,10 @@ class CameBack(msgspec.Struct, frozen=True, gc=False):
 
     They are the last ones of the loan, unless its creditor is gone.
 
-    `seq`: key of the page table; `groups`: page ids [page sets, layers].
+    Fields:
+        seq: Key of the page table.
+        groups: Page ids [page sets, layers of the loan].
+        layers: These layers, as in `SentAway`.
     """
 
     seq: str
@@ -193,6 +206,7 @@ class CameBack(msgspec.Struct, frozen=True, gc=False):
     first: int
     last: int
     groups: tuple[tuple[int, ...], ...]
+    layers: tuple[int, int] = ALL_LAYERS
 
 
 #: What a step has to learn of pages on other devices before it runs, in this order.

@@ -1,12 +1,13 @@
 """Measure a request that is longer than its agent's memory: its answer, and what lent pages cost (IL-01, IL-27).
 
     python -m benchmarks.cluster.long_contexts STORE MODEL [--prompt 8100] [--tokens 32] [--agents 5] [--pool 45MiB]
-        [--ship pages] [--output FILE]
+        [--ship pages] [--shape layers] [--output FILE]
 
 `alone`: `zoo serve` with one agent that holds all K and V. `lent`: `--agents`, each with a pool of `--pool`, the model
 on one of them (`--placement on-demand`), `--lending planned`. `off`: the same without lending, which refuses the
-request; `error` is its answer. `--ship`: what travels for attention to lent K and V (`[loans] ship`). `first_s`: until
-the first token; `token_ms`: median time between two tokens. `equal`: whether `lent` gives the tokens of `alone`.
+request; `error` is its answer. `--ship`: what travels for attention to lent K and V (`[loans] ship`); `--shape`: which
+pages are lent (`[loans] shape`). `first_s`: until the first token; `token_ms`: median time between two tokens. `equal`:
+whether `lent` gives the tokens of `alone`.
 `lent_share`: share of the request's K and V that other agents hold at its end, by `GET /zoo/ledger`.
 """
 
@@ -25,7 +26,7 @@ from typing import Any, get_args
 
 from benchmarks.queue.servers import KillableServer, serving
 from benchmarks.reports import deliver
-from runtime.lending_config import LendingConfig, LoanShipping
+from runtime.lending_config import LendingConfig, LoanShape, LoanShipping
 
 
 def asked(model: str, prompt: int, tokens: int) -> dict[str, Any]:
@@ -72,12 +73,14 @@ def lent_share(ledger: dict[str, Any]) -> float:
     return sum(sum(each["lent"].values()) for each in ledger["instances"]) / max(used, 1)
 
 
-def measured(store: str, model: str, body: dict[str, Any], agents: int, pool: str, ship: str) -> dict[str, Any]:
-    """Return the measurements of the three sides."""
+def measured(
+    store: str, model: str, body: dict[str, Any], agents: int, pool: str, loans: dict[str, str]
+) -> dict[str, Any]:
+    """Return the measurements of the three sides. `loans`: settings of the table `[loans]`."""
     many = ("--agents", str(agents), "--agent-kv-bytes", ",".join([pool] * agents), "--placement", "on-demand")
     found: dict[str, dict[str, Any]] = {}
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as settings:
-        settings.write(f'[loans]\nship = "{ship}"\n')
+        settings.write("\n".join(("[loans]", *(f'{name} = "{value}"' for name, value in loans.items()), "")))
         settings.flush()
         lending = (*many, "--lending", "planned", "--config", settings.name)
         for side, options in (("alone", ()), ("lent", lending), ("off", many)):
@@ -88,7 +91,7 @@ def measured(store: str, model: str, body: dict[str, Any], agents: int, pool: st
     return {
         "prompt": len(body["prompt"]),
         "pools": f"{agents} x {pool}",
-        "ship": ship,
+        **loans,
         "off": found["off"].get("error", "answered"),
         "equal": lent.get("tokens") == alone["tokens"],
         "lent_share": lent_share(lent.pop("ledger")) if "ledger" in lent else 0.0,
@@ -111,10 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=5)
     parser.add_argument("--pool", default="45MiB")
     parser.add_argument("--ship", default=LendingConfig().ship, choices=get_args(LoanShipping))
+    parser.add_argument("--shape", default=LendingConfig().shape, choices=get_args(LoanShape))
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)
     body = asked(given.model, given.prompt, given.tokens)
-    deliver(measured(given.store, given.model, body, given.agents, given.pool, given.ship), given.output)
+    loans = {"ship": given.ship, "shape": given.shape}
+    deliver(measured(given.store, given.model, body, given.agents, given.pool, loans), given.output)
     return 0
 
 

@@ -439,7 +439,7 @@ class Agent:
         if sequence is None or sequence.epoch != order.epoch:
             return []
         key = sequence.keys.get(order.lo, "")
-        if self._tables.send_away(key, order.creditor, order.loan, order.first, order.last):
+        if self._tables.send_away(key, order.creditor, order.loan, order.first, order.last, order.layers):
             return []
         why = "its pages cannot be another device's"
         return [Send(SCHEDULER, RowsLost(self.device, (order.seq,), (order.epoch,), why, True))]

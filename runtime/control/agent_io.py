@@ -113,11 +113,15 @@ class VerifyActivations:
 
 @dataclass(frozen=True, slots=True)
 class HoldLoan:
-    """Attend for another device to these page sets from now on; they hold K and V of so many tokens (IL-04)."""
+    """Attend for another device to these page sets from now on; they hold K and V of so many tokens (IL-04).
+
+    `first_layer`: the loan's first layer, counted from the first one of the debtor's hop.
+    """
 
     loan: int
     groups: tuple[tuple[int, ...], ...]
     tokens: int
+    first_layer: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from runtime.types import ModelSpec
+from runtime.types import AWAY, ModelSpec
 
 Group = tuple[int, ...]
+#: Layers [first, last) of a table, counted from its first one.
+Layers = tuple[int, int]
 
 
 class PageBookDamaged(Exception):
@@ -31,7 +33,7 @@ class PageTable:
         tokens: Tokens written.
         full: (page sets, layers): in the first page sets, the pages of the first layers are another table's, and full
             before this table's other layers are written (`PageBook.share_layers`).
-        away: Page sets, by number, that lie on other devices: they are empty here.
+        away: By number of the page set, how many of its layers' pages lie on other devices (`AWAY`).
         lent: Whether the pages are held for another device.
     """
 
@@ -39,12 +41,34 @@ class PageTable:
     groups: list[Group] = field(default_factory=list)
     tokens: int = 0
     full: tuple[int, int] = (0, 0)
-    away: set[int] = field(default_factory=set)
+    away: dict[int, int] = field(default_factory=dict)
     lent: bool = False
 
     def unwritten(self, index: int) -> Group:
         """Return the pages of a page set that are written with this table's tokens."""
         return self.groups[index][self.full[1] :] if index < self.full[0] else self.groups[index]
+
+    def span(self, lo: int, hi: int) -> range:
+        """Return the numbers of the page sets of tokens [lo, hi). Raises ValueError unless they are full."""
+        width = self.spec.page_tokens
+        if lo % width or hi % width or not 0 <= lo < hi <= self.tokens:
+            raise ValueError(f"tokens {lo} to {hi} of {self.tokens} are not whole page sets")
+        return range(lo // width, hi // width)
+
+    def layers(self, some: Layers | None) -> Layers:
+        """Return these layers of it, all if there are none given. Raises ValueError unless it has them."""
+        first, last = some or (0, self.spec.kv_layers)
+        if not 0 <= first < last <= self.spec.kv_layers:
+            raise ValueError(f"it has no layers {first} to {last}")
+        return first, last
+
+    def put(self, index: int, first: int, pages: Group) -> None:
+        """Replace the pages of a page set from layer `first` on."""
+        group = self.groups[index]
+        self.groups[index] = whole = (*group[:first], *pages, *group[first + len(pages) :])
+        self.away.pop(index, None)
+        if gone := whole.count(AWAY):
+            self.away[index] = gone
 
     @property
     def room(self) -> int:
@@ -54,12 +78,12 @@ class PageTable:
 def check_table(seq: str, table: PageTable, states: Sequence[int]) -> None:
     """Raise PageBookDamaged unless the states of a table's pages are those that its tokens require."""
     width = table.spec.page_tokens
-    if any(table.groups[index] for index in table.away) or any((at + 1) * width > table.tokens for at in table.away):
+    gone = {at: group.count(AWAY) for at, group in enumerate(table.groups) if AWAY in group}
+    if gone != table.away or any((at + 1) * width > table.tokens for at in gone):
         raise PageBookDamaged(f"sequence {seq}: pages that are away are here, or were never written")
-    here = [(index, group) for index, group in enumerate(table.groups) if index not in table.away]
-    if not 0 <= table.tokens <= table.room or any(len(group) != table.spec.kv_layers for _, group in here):
+    if not 0 <= table.tokens <= table.room or any(len(group) != table.spec.kv_layers for group in table.groups):
         raise PageBookDamaged(f"sequence {seq}: its table has the wrong shape")
-    for index, group in here:
+    for index, group in enumerate(table.groups):
         written = min(max(table.tokens - index * width, 0), width)
         if written == 0:
             expected = PageState.RESERVED
@@ -67,10 +91,11 @@ def check_table(seq: str, table: PageTable, states: Sequence[int]) -> None:
             expected = PageState.RESIDENT if written == width else PageState.FILLING
         if table.lent:
             expected = PageState.LENT
-        pages = table.unwritten(index) if written < width else group
+        pages = table.unwritten(index) if written < width else [page for page in group if page != AWAY]
         # A shared page set is full in every table that has it.
-        if any(states[page] != expected for page in pages) or (
-            len(pages) < len(group) and any(states[page] != PageState.RESIDENT for page in group[: table.full[1]])
+        shared = group[: len(group) - len(pages)] if written < width else ()
+        if any(states[page] != expected for page in pages) or any(
+            states[page] != PageState.RESIDENT for page in shared
         ):
             raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")
 

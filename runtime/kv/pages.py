@@ -7,8 +7,8 @@ model. A sequence's table is a list of page sets in token order:
                                      slot position % page_tokens
 
 A page goes free -> reserved (allocated, nothing written) -> filling -> resident (full, not written again) -> free.
-A page that is held for another device goes free -> reserved -> lent -> free. Page sets of a table may be away, on
-another device: then the table has no pages for them.
+A page that is held for another device goes free -> reserved -> lent -> free. Pages of full page sets may be away, on
+another device: then the table has `AWAY` in their places.
 `_NEXT` holds the allowed transitions, `_COUNTED_AS` the field of `PageCounts` that counts each state.
 
 Where weights and pages share one budget (`runtime.scheduler.devices`), `limit` is how many of the pages may be in use
@@ -25,9 +25,10 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from runtime.kv.page_table import Group as Group
+from runtime.kv.page_table import Layers as Layers
 from runtime.kv.page_table import PageBookDamaged as PageBookDamaged
 from runtime.kv.page_table import PageState, PageTable, check_free, check_table
-from runtime.types import ModelSpec, PageCounts
+from runtime.types import AWAY, ModelSpec, PageCounts
 
 
 class OutOfPages(Exception):
@@ -117,7 +118,7 @@ class PageBook:
     def pages_of(self, seq: str) -> int:
         """Return the number of pages in the table of `seq`, over all layers; 0 without a table."""
         table = self._tables.get(seq)
-        return 0 if table is None else (len(table.groups) - len(table.away)) * table.spec.kv_layers
+        return 0 if table is None else len(table.groups) * table.spec.kv_layers - sum(table.away.values())
 
     def groups_of(self, seq: str, lo: int = 0, hi: int | None = None) -> tuple[Group, ...]:
         """Return page sets [lo, hi) of the table of `seq`. Raises KeyError without a table."""
@@ -147,10 +148,10 @@ class PageBook:
         if mine.groups or tokens % width or tokens > theirs.tokens or bad:
             raise ValueError(f"{seq} cannot share {tokens} tokens of {other}")
         groups = theirs.groups[: tokens // width]
-        for page in (page for group in groups for page in group):
+        for page in (page for group in groups for page in group if page != AWAY):
             self._refs[page] += 1
         mine.groups.extend(groups)
-        mine.tokens, mine.away = tokens, {at for at in theirs.away if at < len(groups)}
+        mine.tokens, mine.away = tokens, {at: gone for at, gone in theirs.away.items() if at < len(groups)}
         return tuple(groups)
 
     def share_layers(self, seq: str, other: str, tokens: int, layers: int) -> None:
@@ -299,40 +300,47 @@ class PageBook:
             self._move(group, PageState.RESERVED if at or not tokens % width else PageState.FILLING)
         table.tokens = tokens
 
-    def send_away(self, seq: str, lo: int, hi: int) -> int:
+    def send_away(self, seq: str, lo: int, hi: int, layers: Layers | None = None) -> int:
         """Free the pages of tokens [lo, hi) of a table, which another device has now; return their number.
+
+        `layers`: those of these layers [first, last) only, counted from the table's first one.
 
         Raises ValueError, and changes nothing, unless they are whole page sets here, all written, followed by a further
         one, and no other table has them; KeyError without a table.
         """
-        table, span = self._tables[seq], self._span(seq, lo, hi)
-        groups = table.groups[span.start : span.stop]
-        shared = any(self._refs[page] != 1 for group in groups for page in group)
-        if span.stop >= len(table.groups) or not table.away.isdisjoint(span) or shared or table.lent:
+        table = self._tables[seq]
+        span, (first, last) = table.span(lo, hi), table.layers(layers)
+        gone = [group[first:last] for group in table.groups[span.start : span.stop]]
+        bad = any(page == AWAY or self._refs[page] != 1 for pages in gone for page in pages)
+        if span.stop >= len(table.groups) or bad or table.lent:
             raise ValueError(f"sequence {seq}: tokens {lo} to {hi} of {table.tokens} cannot be sent away")
-        before = self.used
-        for group in groups:
-            self._give_back(group)
-        table.groups[span.start : span.stop] = [()] * len(groups)
-        table.away.update(span)
+        before, nowhere = self.used, (AWAY,) * (last - first)
+        for at, pages in zip(span, gone, strict=True):
+            self._give_back(pages)
+            table.put(at, first, nowhere)
         return before - self.used
 
-    def bring_back(self, seq: str, other: str, lo: int, skipped: int = 0) -> None:
-        """Give a table all pages of another one in place of page sets that are away, from token `lo` on.
+    def bring_back(self, seq: str, other: str, lo: int, skipped: int = 0, layers: Layers | None = None) -> None:
+        """Give a table all pages of another one in place of those that are away, from token `lo` on.
 
         The other table, of which all tokens are written, is gone. Its first `skipped` tokens, of whole page sets, are
         those that it shares (`share`). Raises ValueError, and changes nothing, unless they are whole page sets,
         and those are away; KeyError without a table.
+
+        Args:
+            layers: The layers [first, last) of the table that the other one has; None: all.
         """
         table, theirs = self._tables[seq], self._tables[other]
-        span, first = self._span(seq, lo, lo + theirs.tokens - skipped), skipped // table.spec.page_tokens
-        away = theirs.tokens != theirs.room or max(theirs.away, default=-1) >= first
-        if away or theirs.lent or not table.away.issuperset(span):
+        span, skip = table.span(lo, lo + theirs.tokens - skipped), skipped // table.spec.page_tokens
+        first, last = table.layers(layers)
+        bad = theirs.tokens != theirs.room or max(theirs.away, default=-1) >= skip or theirs.lent
+        here = any(page != AWAY for at in span for page in table.groups[at][first:last])
+        if bad or here or theirs.spec.kv_layers != last - first:
             raise ValueError(f"sequence {seq}: {theirs.tokens - skipped} tokens from {lo} on cannot come back")
-        for group in theirs.groups[:first]:
+        for group in theirs.groups[:skip]:
             self._give_back(group)
-        table.groups[span.start : span.stop] = theirs.groups[first:]
-        table.away.difference_update(span)
+        for at, pages in zip(span, theirs.groups[skip:], strict=True):
+            table.put(at, first, pages)
         del self._tables[other]
 
     def cut_lent(self, seq: str, tokens: int) -> int:
@@ -390,7 +398,8 @@ class PageBook:
         for seq, table in self._tables.items():
             check_table(seq, table, states)
             for page in chain.from_iterable(table.groups):
-                refs[page] += 1
+                if page != AWAY:
+                    refs[page] += 1
         if refs != self._refs:
             raise PageBookDamaged("reference counts differ from the tables")
         check_free(refs, states, [*self._free, *self._returned], self._fresh)
@@ -401,14 +410,6 @@ class PageBook:
         counts = self.counts()
         if counts.free + counts.local + counts.lent + counts.reserved + counts.in_flight != counts.capacity:
             raise PageBookDamaged(f"pages are missing: {counts}")
-
-    def _span(self, seq: str, lo: int, hi: int) -> range:
-        """Return the numbers of the page sets of tokens [lo, hi). Raises ValueError unless they are full."""
-        table = self._tables[seq]
-        width = table.spec.page_tokens
-        if lo % width or hi % width or not 0 <= lo < hi <= table.tokens:
-            raise ValueError(f"sequence {seq}: tokens {lo} to {hi} of {table.tokens} are not whole page sets")
-        return range(lo // width, hi // width)
 
     def _allocate_group(self, layers: int) -> Group:
         group = tuple(self._next_page() for _ in range(layers))
@@ -426,6 +427,8 @@ class PageBook:
 
     def _give_back(self, group: Group) -> None:
         for page in reversed(group):
+            if page == AWAY:
+                continue
             self._refs[page] -= 1
             if self._refs[page] == 0:
                 self._move((page,), PageState.FREE)

@@ -202,6 +202,7 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
             sequence is closed. Then neither the stage nor its weights are needed here.
         recall: Number of the loan at the source of which these are the last page sets; 0: none. They become a part of
             the sequence's pages here (IL-25).
+        skipped: With `loan` and `recall`: attention layers of the debtor's hop before the first of `layers`.
         as_written: Whether the last tokens may not be computed yet: their row has been sent (TI-15).
     """
 
@@ -221,6 +222,12 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
     loan: bool = False
     recall: int = 0
     as_written: bool = False
+    skipped: int = 0
+
+    @property
+    def hop_layers(self) -> tuple[int, int]:
+        """`layers`, counted from the first one of the debtor's hop."""
+        return self.skipped, self.skipped + self.layers[1] - self.layers[0]
 
 
 class SendAway(Message, frozen=True, tag=True, array_like=True):
@@ -231,6 +238,7 @@ class SendAway(Message, frozen=True, tag=True, array_like=True):
     Fields:
         lo: First component of the hop here.
         loan: Number of the loan at the creditor.
+        layers: Attention layers [first, last) of the hop, counted from its first one.
     """
 
     seq: str
@@ -240,6 +248,7 @@ class SendAway(Message, frozen=True, tag=True, array_like=True):
     creditor: str
     first: int
     last: int
+    layers: tuple[int, int]
 
 
 class MendPages(Message, frozen=True, tag=True, array_like=True):

@@ -98,6 +98,7 @@ _NATURAL = {
     Bid: ("hops",),
     Retract: ("hops",),
     HopAssigned: ("hops", "starts", "counts"),
+    SendAway: ("layers",),
 }
 #: Fields with numbers >= 0.
 _COUNTS: dict[type[Message], tuple[str, ...]] = {
@@ -107,7 +108,7 @@ _COUNTS: dict[type[Message], tuple[str, ...]] = {
     StageReady: ("nbytes", "took", "host"),
     MigrationReady: ("nbytes", "activation_bytes", "copying", "recomputing"),
     AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens", "host_kv", "host_weights"),
-    StartMigration: ("first", "upto", "recall"),
+    StartMigration: ("first", "upto", "recall", "skipped"),
     AttendLoans: ("number",),
     LoansAttended: ("number",),
     SendAway: ("lo", "loan", "first", "last"),

@@ -253,7 +253,7 @@ class IncomingMigrations:
         self._tables.fill(move.key, move.order.upto - first - self._tables.book.tokens_of(move.key))
         if recall:
             key = (keys or {}).get(move.order.stage.lo, "")
-            if self._tables.bring_back(key, move.key, recall, first):
+            if self._tables.bring_back(key, move.key, recall, first, layers=move.order.hop_layers):
                 return []
             self._tables.release(move.key)
             why = "its pages cannot come back"
@@ -310,9 +310,13 @@ class IncomingMigrations:
             self._discard_move(move)
             return self.drop_loans()
         self._tables.book.cut_lent(move.key, kept)
-        return [HoldLoan(order.loan, self._tables.book.groups_of(move.key), kept)]
+        return [self._hold(move, kept)]
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _hold(self, move: IncomingMigration, tokens: int) -> HoldLoan:
+        """Return the command that holds these first tokens of a loan."""
+        return HoldLoan(move.order.move, self._tables.book.groups_of(move.key), tokens, move.order.skipped)
 
     def _grow(self, move: IncomingMigration, order: StartMigration, now: int) -> list[AgentCommand]:
         more = order.upto - move.order.upto
@@ -360,7 +364,7 @@ class IncomingMigrations:
         out: list[AgentCommand] = []
         if order.loan:
             self._tables.book.lend(move.key)
-            out.append(HoldLoan(order.move, self._tables.book.groups_of(move.key), order.upto - order.first))
+            out.append(self._hold(move, order.upto - order.first))
         self._paces.end(order.stage.id, order.source, move.pace)
         return [*out, Send(SCHEDULER, move.ready())]
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from runtime.kv.pages import Group, OutOfPages, PageBook, groups_for
+from runtime.kv.pages import Group, Layers, OutOfPages, PageBook, groups_for
 from runtime.loans import with_change
-from runtime.types import CameBack, ModelSpec, PlaceChange, SentAway
+from runtime.types import ALL_LAYERS, CameBack, ModelSpec, PlaceChange, SentAway
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class SequencePageTables:
         if self.book.tokens_of(key) > tokens:
             self.book.rewind(key, tokens)
 
-    def send_away(self, key: str, creditor: str, loan: int, first: int, last: int) -> bool:
+    def send_away(self, key: str, creditor: str, loan: int, first: int, last: int, layers: Layers) -> bool:
         """Free the pages of tokens [first, last) of a table, which another device has now (`PageBook.send_away`).
 
         Returns False, and changes nothing, if that is not possible.
@@ -194,28 +194,34 @@ class SequencePageTables:
         if key in self._writing:
             return False
         try:
-            self.book.send_away(key, first, last)
+            self.book.send_away(key, first, last, layers)
         except (ValueError, KeyError):
             return False
-        self._change_place(SentAway(key, creditor, loan, first, last))
+        self._change_place(SentAway(key, creditor, loan, first, last, layers))
         return True
 
-    def bring_back(self, key: str, other: str, loan: int, first: int, skipped: int = 0) -> bool:
+    def bring_back(
+        self, key: str, other: str, loan: int, first: int, skipped: int = 0, layers: Layers | None = None
+    ) -> bool:
         """Give a table the pages of another one, which is gone, from token `first` on (`PageBook.bring_back`).
 
-        `loan`: of which these are page sets; `skipped`: tokens that the other table shares with this one. Returns
-        False, and changes nothing, if that is not possible.
+        Returns False, and changes nothing, if that is not possible.
+
+        Args:
+            loan: Of which these are page sets.
+            skipped: Tokens that the other table shares with this one.
+            layers: The layers of this table that the other one has; None: all.
         """
         if key in self._writing:
             return False
         last = first + self.book.tokens_of(other) - skipped
         try:
             groups = self.book.groups_of(other, skipped // self._specs[other].page_tokens)
-            self.book.bring_back(key, other, first, skipped)
+            self.book.bring_back(key, other, first, skipped, layers)
         except (ValueError, KeyError):
             return False
         self._forget_key(other)
-        self._change_place(CameBack(key, loan, first, last, groups))
+        self._change_place(CameBack(key, loan, first, last, groups, layers or ALL_LAYERS))
         return True
 
     def open_gap(self, key: str, seq: str, lo: int, first: int) -> str | None:

@@ -23,7 +23,7 @@ from runtime.chains import Array
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.attention.partial import PartialAttention, attend_partly, merge
 from runtime.engine.attention.pulled import PulledPages
-from runtime.engine.step.context import PagedMaker, PagedMetadata, RowSpan
+from runtime.engine.step.context import AttentionBackend, AwayRow, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.transfers import put
 from runtime.lending_config import LoanShipping
@@ -89,8 +89,41 @@ class _OpenQuery:
     begin: float
 
 
+class AwayLayers:
+    """`engine.step.context.AttentionBackend` for a paging with rows of which other devices hold K and V.
+
+    A loan may be of some layers only: layers of which the same is away share one backend; those with all of their pages
+    here have the device's own.
+    """
+
+    def __init__(self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None) -> None:
+        self.paging = paging
+        self._made, self._creditors = made, creditors
+        self._of_layer: dict[int, AttentionBackend] = {}
+        self._of_rows: dict[tuple[AwayRow, ...], AttentionBackend] = {}
+
+    def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._at(layer).write_kv(layer, key, value)
+
+    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+        self._at(layer).decode(layer, now, out, lse)
+
+    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+        self._at(layer).chunks(layer, now, out, lse)
+
+    def _at(self, layer: int) -> AttentionBackend:
+        if (found := self._of_layer.get(layer)) is None:
+            away = tuple(row for each in self.paging.away if (row := each.at_layer(layer)).loans)
+            if (found := self._of_rows.get(away)) is None:
+                paging = replace(self.paging, away=away)
+                found = AwayAttention(self._made, paging, self._creditors) if away else self._made(paging)
+                self._of_rows[away] = found
+            self._of_layer[layer] = found
+        return found
+
+
 class AwayAttention:
-    """`engine.step.context.AttentionBackend` for a paging with rows of which page sets are on other devices."""
+    """The same where other devices hold the same in all layers."""
 
     def __init__(self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None) -> None:
         self.paging = paging

@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +30,19 @@ from runtime.types import LoanLost
 #: Steps of debtors for which the attention is kept.
 _MOST_BACKENDS = 8
 
-#: Page ids of a loan [layers, page sets], and the tokens in them.
-_Held = tuple[Tensor, int]
+
+class _HeldLoan(NamedTuple):
+    """A loan: page ids [layers, page sets], the tokens in them, and its first layer in the debtor's hop."""
+
+    pages: Tensor
+    tokens: int
+    first_layer: int
+
+    @property
+    def width(self) -> int:
+        """Tokens in a page."""
+        return self.tokens // self.pages.shape[1]
+
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,13 +52,19 @@ class LentPages:
 
     def __init__(self, made: PagedMaker, pool: PagePool, device: torch.device) -> None:
         self._made, self._pool, self._device = made, pool, device
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldLoan] = {}
         #: By rows and geometry: what was made for the latest steps of debtors, the same for all layers of a step.
-        self._backends: OrderedDict[object, tuple[list[_Held], AttentionBackend]] = OrderedDict()
+        self._backends: OrderedDict[object, tuple[list[_HeldLoan], AttentionBackend, int]] = OrderedDict()
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
-        """Attend for a loan from now on. `groups`: page ids [page sets, layers]; they hold so many tokens."""
-        self._held[loan] = torch.tensor([list(group) for group in groups], dtype=torch.int64).t().contiguous(), tokens
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None:
+        """Attend for a loan from now on.
+
+        Args:
+            groups: Page ids [page sets, layers]; they hold so many tokens.
+            first_layer: The loan's first layer, counted from the first one of the debtor's hop.
+        """
+        pages = torch.tensor([list(group) for group in groups], dtype=torch.int64).t().contiguous()
+        self._held[loan] = _HeldLoan(pages, tokens, first_layer)
 
     def drop_loan(self, loan: int) -> None:
         self._held.pop(loan, None)
@@ -72,11 +90,11 @@ class LentPages:
                        self._device).view(count, heads, width)  # fmt: skip
         kept = torch.empty((0, query.kv_heads, width), dtype=_DTYPES[query.dtype], device=self._device)
         how = AttentionSettings(query.scaling or None, None, query.softcap or None)
-        backend = self._backend(query, Geometry(query.kv_heads, width, kept.dtype))
-        part = attend_partly(backend, query.layer, Tokens(asked, kept, kept, how))
+        backend, first = self._backend(query, Geometry(query.kv_heads, width, kept.dtype))
+        part = attend_partly(backend, query.layer - first, Tokens(asked, kept, kept, how))
         return array_of(part.out.cpu().contiguous()), array_of(part.lse.cpu().contiguous())
 
-    def _loans_of(self, query: LoanQuery) -> list[_Held]:
+    def _loans_of(self, query: LoanQuery) -> list[_HeldLoan]:
         """Return what is held for each loan of a query. Raises LoanLost, ValueError for what these do not have."""
         found, widths = [], set()
         for loans, counts in zip(query.loans, query.tokens, strict=True):
@@ -84,12 +102,11 @@ class LentPages:
                 raise ValueError("a row asks for no loan")
             for loan, tokens in zip(loans, counts, strict=True):
                 held = self._held.get(loan)
-                if held is None or not 0 < tokens <= held[1]:
+                if held is None or not 0 < tokens <= held.tokens:
                     raise LoanLost("a loan is not held here any more")
-                width = held[1] // held[0].shape[1]
-                if query.layer >= held[0].shape[0] or tokens % width:
+                if not 0 <= query.layer - held.first_layer < held.pages.shape[0] or tokens % held.width:
                     raise ValueError(f"there is no layer {query.layer} in a loan, or its pages have another geometry")
-                widths.add(width)
+                widths.add(held.width)
                 found.append(held)
         if len(widths) > 1:
             raise ValueError("loans with pages of several geometries")
@@ -97,39 +114,50 @@ class LentPages:
 
     def _pages(self, query: LoanQuery) -> Array:
         """Return the pages of a query's rows. Raises LoanLost; ValueError, also for too many bytes."""
-        tables, _ = _tables(query, self._loans_of(query))
-        pages = [page for table in tables for page in table[query.layer].tolist()]
+        tables, first = _tables(query, self._loans_of(query))
+        pages = [page for table in tables for page in table[query.layer - first].tolist()]
         if len(pages) * 2 * self._pool.half_bytes > MOST_PULLED:
             raise ValueError("more pages than may be asked for at once")
         return array_of(self._pool.read(pages))
 
-    def _backend(self, query: LoanQuery, geometry: Geometry) -> AttentionBackend:
-        """Return the attention over the rows of a query, for all layers. Raises LoanLost, ValueError."""
+    def _backend(self, query: LoanQuery, geometry: Geometry) -> tuple[AttentionBackend, int]:
+        """Return the attention over the rows of a query, for all layers that its loans share, and the first of these.
+
+        Raises LoanLost, ValueError.
+        """
         loans = self._loans_of(query)
         key = query.loans, query.tokens, query.counts, geometry
         known = self._backends.get(key)
         if known is not None and all(map(operator.is_, known[0], loans)):
             self._backends.move_to_end(key)
-            return known[1]
-        tables, width = _tables(query, loans)
+            return known[1:]
+        (tables, first), width = _tables(query, loans), loans[0].width
         if self._pool.page_tokens(geometry) < width:
             raise ValueError("pages of another geometry")
         paging = lent_paging(self._pool, tables, query.counts, [*map(sum, query.tokens)], width, self._device)
         backend = self._made(paging)
-        self._backends[key] = loans, backend
+        self._backends[key] = loans, backend, first
         while len(self._backends) > _MOST_BACKENDS:
             self._backends.popitem(last=False)
-        return backend
+        return backend, first
 
 
-def _tables(query: LoanQuery, held: Sequence[_Held]) -> tuple[list[Tensor], int]:
-    """Return the page ids of each row [layers, pages], and the tokens in a page. `held`: the loans of all rows."""
+def _tables(query: LoanQuery, held: Sequence[_HeldLoan]) -> tuple[list[Tensor], int]:
+    """Return the page ids of each row [layers, pages] in the layers that all loans have, and the first of these.
+
+    `held`: the loans of all rows.
+    """
     rest, tables = iter(held), []
-    width = held[0][1] // held[0][0].shape[1]
+    first = max(each.first_layer for each in held)
+    last = min(each.first_layer + each.pages.shape[0] for each in held)
     for counts in query.tokens:
-        row = [next(rest)[0][:, : tokens // width] for tokens in counts]
-        tables.append(row[0] if len(row) == 1 else torch.cat([each[: min(map(len, row))] for each in row], 1))
-    return tables, width
+        some = [(next(rest), tokens) for tokens in counts]
+        row = [
+            each.pages[first - each.first_layer : last - each.first_layer, : tokens // each.width]
+            for each, tokens in some
+        ]
+        tables.append(row[0] if len(row) == 1 else torch.cat(row, 1))
+    return tables, first
 
 
 def lent_paging(

@@ -264,8 +264,8 @@ class StagedEngine:
     def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None:
         self._registry.units.creditors = Creditors(link, shipping)
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
-        self._lent.hold_loan(loan, groups, tokens)
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None:
+        self._lent.hold_loan(loan, groups, tokens, first_layer)
 
     def drop_loan(self, loan: int) -> None:
         self._lent.drop_loan(loan)

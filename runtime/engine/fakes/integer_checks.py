@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from runtime.chains import Array, Stage
 from runtime.engine.fakes.faults import require
 from runtime.engine.fakes.integer_model import IntegerPart
 from runtime.kv.pages import Group
-from runtime.types import ModelSpec, Opened, Row
+from runtime.types import AWAY, CameBack, ModelSpec, Opened, PlaceChange, Row
 
 #: Bytes of a value.
 WORD = 8
@@ -32,11 +32,26 @@ class HeldTable:
     groups: list[Group] = field(default_factory=list)
     computed: int = 0
 
+    def change_groups(self, one: PlaceChange, first: int, last: int) -> None:
+        """Change page sets [first, last). Raises PlanViolation for pages that are where they go already."""
+        lo, hi = one.layers[0], min(one.layers[1], self.spec.kv_layers)
+        nowhere = ((AWAY,) * (hi - lo),) * (last - first)
+        for at, new in enumerate(one.groups if isinstance(one, CameBack) else nowhere, first):
+            old = self.groups[at]
+            moves = all((a == AWAY) != (b == AWAY) for a, b in zip(old[lo:hi], new, strict=True))
+            require(moves, f"{one.seq}: tokens from {one.first} on are where they go")
+            self.groups[at] = (*old[:lo], *new, *old[hi:])
 
-def verify_row(row: Row, held: HeldTable, last: bool, away: Collection[int]) -> None:
+
+def here(group: Group) -> Iterator[int]:
+    """Yield the pages of a page set that are on this device."""
+    return (page for page in group if page != AWAY)
+
+
+def verify_row(row: Row, held: HeldTable, last: bool, away: Callable[[int, int], bool]) -> None:
     """Raise PlanViolation unless a row fits its table.
 
-    `last`: whether its stage has the head. `away`: tokens of which other devices have K and V.
+    `last`: whether its stage has the head. `away`: returns whether another device has K and V of a token and layer.
     """
     spec, end = held.spec, row.start + len(row.tokens)
     groups = len(held.groups) + len(row.new_pages)
@@ -45,7 +60,8 @@ def verify_row(row: Row, held: HeldTable, last: bool, away: Collection[int]) -> 
     require(bool(row.tokens), f"{row.seq}: no tokens to run")
     require(
         all(
-            len(group) == (0 if at * spec.page_tokens in away else spec.kv_layers)
+            len(group) == spec.kv_layers
+            and all((page == AWAY) == away(at * spec.page_tokens, layer) for layer, page in enumerate(group))
             for at, group in enumerate(row.new_pages, len(held.groups))
         ),
         f"{row.seq}: a group is not one page per layer",

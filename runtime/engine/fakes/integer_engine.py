@@ -18,12 +18,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from operator import mul
 
 from runtime.chains import Array, Lack, Likeness, Stacked, Stage, StageResult, StepRunner
 from runtime.engine.fakes.faults import FakeFault, require
-from runtime.engine.fakes.integer_checks import WORD, HeldTable, verify_input, verify_row, written_pages
+from runtime.engine.fakes.integer_checks import WORD, HeldTable, here, verify_input, verify_row, written_pages
 from runtime.engine.fakes.integer_lanes import IntegerLanes
 from runtime.engine.fakes.integer_loans import IntegerLoans
 from runtime.engine.fakes.integer_model import (
@@ -37,7 +38,7 @@ from runtime.engine.fakes.integer_model import (
 from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery
 from runtime.types import (
-    CameBack,
+    AWAY,
     EngineMemory,
     LoanLost,
     ModelSpec,
@@ -173,9 +174,9 @@ class IntegerEngine:
     def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None:
         self._loans.link = link
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None:
         require(tokens * 2 * WORD == len(groups) * self._page_bytes, f"loan {loan}: {len(groups)} groups, {tokens}")
-        self._loans.hold_loan(loan, groups, tokens)
+        self._loans.hold_loan(loan, groups, tokens, first_layer)
 
     def drop_loan(self, loan: int) -> None:
         self._loans.drop_loan(loan)
@@ -238,7 +239,7 @@ class IntegerEngine:
             held = self._held.pop(seq, None)
             self._loans.forget_sequence(seq)
             require(held is not None or seq in self._failed, f"released sequence {seq} is unknown")
-            for page in {page for group in held.groups for page in group} if held is not None else ():
+            for page in {page for group in held.groups for page in here(group)} if held is not None else ():
                 self._tables[page].discard(seq)
 
     def _change_place(self, one: PlaceChange) -> None:
@@ -249,16 +250,13 @@ class IntegerEngine:
             return
         width = held.spec.page_tokens
         first = one.first // width
-        groups = one.groups if isinstance(one, CameBack) else ((),) * (one.last // width - first)
-        last = first + len(groups)
+        last = one.last // width
         require(one.first < last * width <= held.computed, f"{one.seq}: tokens from {one.first} on change their place")
-        require(all(bool(old) != bool(new) for old, new in zip(held.groups[first:last], groups, strict=True)),
-                f"{one.seq}: tokens from {one.first} on are where they go")  # fmt: skip
-        for page in (page for group in held.groups[first:last] for page in group):
+        for page in (page for group in held.groups[first:last] for page in here(group)):
             self._tables[page].discard(one.seq)
-        for page in (page for group in groups for page in group):
+        held.change_groups(one, first, last)
+        for page in (page for group in held.groups[first:last] for page in here(group)):
             self._tables.setdefault(page, set()).add(one.seq)
-        held.groups[first:last] = groups
 
     def _open(self, opened: Iterable[Opened]) -> None:
         for one in opened:
@@ -281,13 +279,13 @@ class IntegerEngine:
         new: dict[int, set[str]] = {}
         for row in rows:
             require(row.seq in self._held, f"sequence {row.seq} is unknown")
-            for page in self._in_range([page for group in row.new_pages for page in group]):
+            for page in self._in_range([page for group in row.new_pages for page in here(group)]):
                 require(row.seq not in self._tables.get(page, ()), f"{row.seq}: has page {page} already")
                 require(row.seq not in new.setdefault(page, set()), f"{row.seq}: page {page} is given twice")
                 new[page].add(row.seq)
         for row in rows:
             held = self._held[row.seq]
-            verify_row(row, held, self._is_last(held.stage), self._loans.away(row.seq))
+            verify_row(row, held, self._is_last(held.stage), partial(self._loans.is_away, row.seq))
             require(self._follows(row, held), f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
             verify_input(row, held, self._parts(held.stage), inputs.get(row.seq))
             for page in written_pages(row, held, self._parts(held.stage)):
@@ -313,7 +311,7 @@ class IntegerEngine:
         self._brought -= written_pages(row, held, self._parts(held.stage))
         held.groups.extend(row.new_pages)
         held.computed = row.start + len(row.tokens)
-        for page in (page for group in row.new_pages for page in group):
+        for page in (page for group in row.new_pages for page in here(group)):
             self._tables.setdefault(page, set()).add(row.seq)
             self.touched.add(page)
 
@@ -353,7 +351,7 @@ class IntegerEngine:
         total = self._loans.past(seq, layer)
         for at, group in enumerate(held.groups[: -(-upto // width)]):
             weights = range(at * width + 1, min((at + 1) * width, upto) + 1)
-            for words in self._at(group[layer]) if group else ():
+            for words in self._at(group[layer]) if group[layer] != AWAY else ():
                 total += sum(map(mul, weights, self._words[words : words + len(weights)]))
         return total
 

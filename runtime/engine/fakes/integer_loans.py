@@ -22,24 +22,24 @@ class IntegerLoans:
 
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
-        self._held: dict[int, tuple[Sequence[Sequence[int]], int]] = {}
+        self._held: dict[int, tuple[Sequence[Sequence[int]], int, int]] = {}
         self._away: dict[str, tuple[SentAway, ...]] = {}
         self.link: LoanLink | None = None
 
     def change_place(self, one: PlaceChange) -> None:
         self._away[one.seq] = with_change(self._away.get(one.seq, ()), one)
 
-    def away(self, seq: str) -> set[int]:
-        """Return the tokens of a sequence that are away."""
-        return {token for one in self._away.get(seq, ()) for token in range(one.first, one.last)}
+    def is_away(self, seq: str, token: int, layer: int) -> bool:
+        """Return whether another device has K and V of a token in a layer."""
+        return any(_has(one, layer) and one.first <= token < one.last for one in self._away.get(seq, ()))
 
     def forget_sequence(self, seq: str) -> None:
         self._away.pop(seq, None)
 
     def past(self, seq: str, layer: int) -> int:
-        """Return the sum over the tokens of a sequence that are away. Raises LoanLost."""
+        """Return the sum over the tokens of a sequence that are away in a layer. Raises LoanLost."""
         total = 0
-        for one in self._away.get(seq, ()):
+        for one in (each for each in self._away.get(seq, ()) if _has(each, layer)):
             if self.link is None:
                 raise LoanLost("there is no link to the creditors")
             ticket = self.link.send_query(
@@ -50,8 +50,8 @@ class IntegerLoans:
             total += weighted + one.first * plain
         return total
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None:
-        self._held[loan] = groups, tokens
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int) -> None:
+        self._held[loan] = groups, tokens, first_layer
 
     def drop_loan(self, loan: int) -> None:
         self._held.pop(loan, None)
@@ -60,8 +60,13 @@ class IntegerLoans:
         """Return the sums of each row's loan, int64 [rows, 2]. Raises LoanLost."""
         numbers = array("q")
         for (loan,), (tokens,) in zip(query.loans, query.tokens, strict=True):
-            groups, held = self._held.get(loan, ((), 0))
+            groups, held, first = self._held.get(loan, ((), 0, 0))
             if tokens > held:
                 raise LoanLost(f"loan {loan} is not held here")
-            numbers.extend(self._sums([group[query.layer] for group in groups[: tokens * len(groups) // held]]))
+            some = groups[: tokens * len(groups) // held]
+            numbers.extend(self._sums([group[query.layer - first] for group in some]))
         return (Array("int64", (len(query.loans), 2), numbers.tobytes()),)
+
+
+def _has(one: SentAway, layer: int) -> bool:
+    return one.layers[0] <= layer < one.layers[1]

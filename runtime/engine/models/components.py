@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from runtime.config import QuantizedWeights, Weights
 from runtime.engine.adapters.bottleneck import BottleneckRows
-from runtime.engine.attention.away import AwayAttention, Creditors
+from runtime.engine.attention.away import AwayLayers, Creditors
 from runtime.engine.attention.varlen import device_attention
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Added
@@ -148,7 +148,7 @@ class ComponentPool:
 
     def attend(self, paging: PagedMetadata) -> AttentionBackend:
         """Return the attention over a paging, of which other devices may hold page sets."""
-        return AwayAttention(self.attention, paging, self.creditors) if paging.away else self.attention(paging)
+        return AwayLayers(self.attention, paging, self.creditors) if paging.away else self.attention(paging)
 
     def widens(self, dtype: torch.dtype) -> bool:
         """Return whether models of this dtype have float32 activations (`engine.layers.mixed_precision`)."""

@@ -17,7 +17,7 @@ from runtime.engine.models.components import SharedComponent
 from runtime.engine.sampling.constraints import Constraint, Constraints
 from runtime.kv.transfers import put
 from runtime.loans import with_change
-from runtime.types import CameBack, ModelSpec, PlaceChange, SentAway, SequenceRequest
+from runtime.types import ALL_LAYERS, AWAY, CameBack, ModelSpec, PlaceChange, SentAway, SequenceRequest
 from surrogates.lengths.probe import LengthProbe
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest
@@ -71,18 +71,20 @@ class PageTables:
         self._free.append(slot)
 
     def append(self, sequence: Held, groups: Sequence[Sequence[int]]) -> None:
-        """Append page groups, each one page id per layer, to a sequence's table; empty ones are on another device."""
+        """Append page groups, each one page id per layer, to a sequence's table; `AWAY`: on another device."""
         first, end = sequence.groups, sequence.groups + len(groups)
         while end > self.data.shape[2]:
             self.data = torch.cat((self.data, torch.full_like(self.data, self.padding)), dim=2)
         sequence.groups = end
         self.replace(sequence, first, groups)
 
-    def replace(self, sequence: Held, first: int, groups: Sequence[Sequence[int]]) -> None:
-        """Replace page groups of a sequence, from number `first` on; empty ones are on another device."""
-        layers = self.data.shape[1]
-        pages = put([page for group in groups for page in (group or [self.padding] * layers)], self.data.device)
-        self.data[sequence.slot, :, first : first + len(groups)] = pages.view(len(groups), layers).t()
+    def replace(
+        self, sequence: Held, first: int, groups: Sequence[Sequence[int]], layers: tuple[int, int] = ALL_LAYERS
+    ) -> None:
+        """Replace page groups of a sequence, from number `first` on, in these layers; `AWAY`: on another device."""
+        lo, hi = layers[0], min(layers[1], self.data.shape[1])
+        pages = put([self.padding if page == AWAY else page for group in groups for page in group], self.data.device)
+        self.data[sequence.slot, lo:hi, first : first + len(groups)] = pages.view(len(groups), hi - lo).t()
         self.version += 1
 
 
@@ -187,9 +189,11 @@ class LoadedModel:
         held, width = self.sequences.get(one.seq), self.spec.page_tokens
         if held is not None:
             held.away = with_change(held.away, one)
-            groups = one.groups if isinstance(one, CameBack) else ((),) * ((one.last - one.first) // width)
+            depth = min(one.layers[1], self.spec.kv_layers) - one.layers[0]
+            nowhere = ((AWAY,) * depth,) * ((one.last - one.first) // width)
+            groups = one.groups if isinstance(one, CameBack) else nowhere
             if one.first // width < held.groups:  # those of a new sequence come with its row
-                self.tables.replace(held, one.first // width, groups)
+                self.tables.replace(held, one.first // width, groups, one.layers)
 
     def close(self, seq: str) -> None:
         """Drop a sequence and free its slot."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -81,6 +81,11 @@ class AwayRow:
     row: int
     shift: int
     loans: tuple[SentAway, ...]
+
+    def at_layer(self, layer: int) -> AwayRow:
+        """Return it with what other devices hold of a layer of the paging alone."""
+        at = layer + self.shift
+        return replace(self, loans=tuple(loan for loan in self.loans if loan.layers[0] <= at < loan.layers[1]))
 
     @property
     def tokens(self) -> int:

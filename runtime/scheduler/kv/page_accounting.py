@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+from runtime.policy.lending.shapes import PageRectangle
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.devices.devices import Device, DeviceFacts, DevicePages, Devices, Plan
 
@@ -167,30 +168,39 @@ class PageAccounting:
             _use(extent, 1, 1)
         return made
 
-    def lendable(self, holding: PageHolding, device: str) -> tuple[int, int]:
-        """Return the first page sets [first, last) that a holding has on a device of its path, and nothing else uses.
+    def lendable(self, holding: PageHolding, device: str) -> list[PageRectangle]:
+        """Return the first pages that a holding has on a device of its path, in runs of layers, and nothing else uses.
 
-        The last one of all never counts: what is written next is on the path.
+        The last page set of all never counts: what is written next is on the path.
         """
-        ends = [end for end in holding.ends.values() if end.device.name == device]
-        mine = [extent for end in ends for extent in end.path() if extent.device.name == device]
-        if not mine or any(extent.users > 1 or extent.idle for extent in mine):
-            return 0, 0
-        first, last, stop = 0, 0, holding.groups
-        for extent in ends[0].path():
-            start = stop - extent.groups
-            if extent.device.name == device:
-                first, last = start, last if first == stop and last else stop
-            stop = start
-        return first, min(last, holding.groups - 1)
+        found = list[PageRectangle]()
+        for layer, end in _on(holding, device):
+            first, last, stop = 0, 0, holding.groups
+            for extent in end.path():
+                start = stop - extent.groups
+                if extent.device.name == device:
+                    if extent.users > 1 or extent.idle:
+                        return []
+                    first, last = start, last if first == stop and last else stop
+                stop = start
+            groups = first, min(last, holding.groups - 1)
+            begin = found.pop().layers[0] if found and found[-1].groups == groups else layer
+            found.append(PageRectangle((begin, layer + end.pages), groups))
+        return found
 
-    def change_place(self, holding: PageHolding, device: str, target: str, first: int, last: int) -> None:
-        """Record that another device has page sets [first, last) of a holding's blocks on a device of its path.
+    def change_place(
+        self, holding: PageHolding, device: str, target: str, first: int, last: int, layers: tuple[int, int]
+    ) -> None:
+        """Record that another device has page sets [first, last) of a holding in some layers on a device of its path.
 
         Or that this one has them again (`target` is `device`), or none any more (`target` is empty).
+
+        `layers`: counted from the device's first one. Some of them only: on a path of one device.
         """
         there = self._devices[target] if target else self._nowhere
-        for end in [each for each in holding.ends.values() if each.device.name == device]:
+        for cut in layers:
+            self._cut(holding, device, cut)
+        for end in [end for lo, end in _on(holding, device) if layers[0] <= lo < layers[1]]:
             if first:
                 _upto(end, first)
             left = last - first
@@ -284,10 +294,40 @@ class PageAccounting:
         device.pages.used += pages * groups
         return PageExtent(device, pages, groups, self._numbers, before)
 
+    def _cut(self, holding: PageHolding, device: str, layer: int) -> None:
+        """Cut a holding that shares nothing in front of a layer of a device, which has all of its path then.
+
+        Raises ValueError where it is cut by blocks and those are on several devices.
+        """
+        ends = _on(holding, device)
+        if all(not lo < layer < lo + end.pages for lo, end in ends):
+            return
+        if len(ends) != len(holding.ends):
+            raise ValueError(f"pages of a path of several devices cannot be cut at layer {layer}")
+        made = list[PageExtent]()
+        for lo, end in ends:
+            made.append(end)
+            if lo < layer < lo + end.pages:
+                rest: PageExtent | None = None
+                for extent in list(end.path())[::-1]:
+                    self._numbers += _NUMBERS
+                    behind = extent.pages - (layer - lo)
+                    rest = PageExtent(extent.device, behind, extent.groups, self._numbers, rest, extent.users)
+                    extent.pages = layer - lo
+                made += [rest] if rest is not None else []
+        holding.ends = dict(enumerate(made))
+        holding.bounds = tuple(accumulate((end.pages for end in made), initial=0))
+
     def _release_at(self, holding: PageHolding, at: int) -> None:
         end = holding.ends.pop(at, None)
         for extent in end.path() if end is not None else ():
             _use(extent, -1, 0)
+
+
+def _on(holding: PageHolding, device: str) -> list[tuple[int, PageExtent]]:
+    """Return the last extents of a holding on a device of its path, each with its first layer there."""
+    ends = [end for _, end in sorted(holding.ends.items()) if end.device.name == device]
+    return list(zip(accumulate((end.pages for end in ends), initial=0), ends, strict=False))
 
 
 def _upto(end: PageExtent, groups: int) -> PageExtent:

@@ -91,7 +91,7 @@ class Circles:
         able = [
             each for each in self._loans if (each.debtor, each.creditor) == edge and self._recalls.is_able(each, now)
         ]
-        best = max(able, key=lambda each: (self._groups(one, each) * each.layers, -each.number), default=None)
+        best = max(able, key=lambda each: (self._groups(one, each) * each.depth, -each.number), default=None)
         if best is not None and (groups := self._groups(one, best)):
             recall = self._recalls.start(best, groups, now)
             if recall is not None:
@@ -100,7 +100,7 @@ class Circles:
     def _groups(self, one: CircleUnderWay, loan: Loan) -> int:
         """Return how many page sets of a loan may come back now."""
         pages = min(one.left[loan.debtor, loan.creditor], self._recalls.room(loan.debtor))
-        return max(0, min(loan.groups[1] - loan.groups[0], pages // loan.layers))
+        return max(0, min(loan.groups[1] - loan.groups[0], pages // loan.depth))
 
     def _edge(self, number: int) -> tuple[str, str]:
         loan = self._loans.recalls[number].loan

@@ -19,11 +19,14 @@ Contract:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from runtime.chains import Hop, Stage
 from runtime.kv.pages import groups_for
+from runtime.lending_config import LoanShape
 from runtime.messages import MigrationFailed, MigrationReady, SendAway, StartMigration
 from runtime.policy.lending.creditors import Creditor, choose
+from runtime.policy.lending.shapes import LoanPiece, PageRectangle, cheaper_shape, pieces
 from runtime.scheduler.lending.circles import Circles
 from runtime.scheduler.lending.loans import Loan, Loans
 from runtime.scheduler.lending.mending import Mending
@@ -33,8 +36,6 @@ from runtime.scheduler.sequences.parts import Weights
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
-#: Share of a sequence's page sets on its path that it lends at a time, at least.
-_AT_LEAST = 0.125
 #: Time in ns for which a device that has refused a loan is not asked again (IL-14).
 _PAUSE = 100_000_000
 
@@ -75,23 +76,18 @@ class Lending:
         self.recalls.give_up(sequence, "its device has no room for it any more", now)
         if (hop := self._hop(sequence, device)) is None:
             return False
-        first, last = state.page_accounting.lendable(sequence.pages.holding, device)
-        groups = min(last, sequence.computed // sequence.spec.page_tokens) - first
-        if groups < 1:
-            return False
-        layers = hop.layers[1] - hop.layers[0]
-        # As much as the rest of its context will need, or a share of what is here: each loan costs the sequence a rest.
-        coming = groups_for(sequence.spec, sequence.tokens) - sequence.pages.groups
-        most = min(groups, max(-(-pages // layers), coming, int(groups * _AT_LEAST)))
-        if self.talks is not None:
-            least = min(groups, -(-pages // layers))
+        wanted = self._pieces(sequence, hop, pages)
+        if self.talks is not None and wanted:
             need = state.devices[device].pages.free + pages
-            return self.talks.begin(LoanWish(sequence, device, hop, need, layers, least, most), now)
-        found = choose(self._creditors(sequence, device, now), self.config.busy, most, layers)
-        if found is None:
-            return False
-        self._start(sequence, hop, found[0], (first, first + found[1]), now)
-        return True
+            piece = wanted[-1 if self.talks.is_in_vain(sequence) else 0]
+            return self.talks.begin(LoanWish(sequence, device, hop, pages, need, piece), now)
+        creditors = self._creditors(sequence, device, now) if wanted else []
+        for piece in wanted:
+            found = choose(creditors, self.config.busy, piece.most, piece.unit)
+            if found is not None:
+                self._start(sequence, hop, found[0], piece.first(found[1]), now)
+                return True
+        return False
 
     def is_needed(self, sequence: ScheduledSequence, weights: Weights) -> bool:
         """Return whether a path holds a sequence's context only with loans."""
@@ -143,7 +139,9 @@ class Lending:
             sequence, counters = loan.sequence, self._state.counters
             self._release(loan)
             loan.standing = True
-            self._state.page_accounting.change_place(sequence.pages.holding, loan.debtor, loan.creditor, *loan.groups)
+            self._state.page_accounting.change_place(
+                sequence.pages.holding, loan.debtor, loan.creditor, *loan.groups, loan.layers
+            )
             self._state.out.add_message(loan.debtor, self._away_message(loan))
             counters.loans += 1
             counters.loan_pages += loan.pages
@@ -257,6 +255,30 @@ class Lending:
         hops = [hop for hop in sequence.path if hop.device == device and hop.layers[1] > hop.layers[0]]
         return hops[0] if len(hops) == 1 else None
 
+    def _pieces(self, sequence: ScheduledSequence, hop: Hop, need: int) -> list[LoanPiece]:
+        """Return what a sequence can lend of a hop to make room for so many pages, the best first."""
+        state, spec = self._state, sequence.spec
+        full = sequence.computed // spec.page_tokens
+        here = [
+            each._replace(groups=(each.groups[0], min(each.groups[1], full)))
+            for each in state.page_accounting.lendable(sequence.pages.holding, hop.device)
+        ]
+        coming = groups_for(spec, sequence.tokens) - sequence.pages.groups
+        room = state.devices[hop.device].pages.free + sum(each.pages for each in here)
+        return pieces(self._shape(sequence), here, need, coming, room)
+
+    def _shape(self, sequence: ScheduledSequence) -> LoanShape:
+        """Return the shape of a sequence's loans: that of the first one, for all."""
+        config, loans = self.config, self.loans.of_sequence(sequence)
+        if len(sequence.path) != 1:
+            return "tokens"
+        if loans:
+            return "tokens" if all(each.is_of_all_layers for each in loans) else "layers"
+        if config.shape != "cheapest":
+            return config.shape
+        page = self._state.devices[sequence.path[0].device].pages.page_bytes
+        return cheaper_shape(sequence.longest * page, int(config.layer_mib * (1 << 20)))
+
     def _creditors(self, sequence: ScheduledSequence, debtor: str, now: int) -> list[Creditor]:
         able = (each.name for each in self._state.devices if self._paused.get(each.name, 0) <= now)
         lent = self.loans.lent()
@@ -280,19 +302,18 @@ class Lending:
             state.devices.roles[name].decodes,
         )
 
-    def _grant(self, wish: LoanWish, creditor: str, groups: int, now: int) -> int:
+    def _grant(self, wish: LoanWish, creditor: str, units: int, now: int) -> int:
         """Start the loan of a sequence that a creditor grants; return its number, 0 if it has nothing to lend now."""
         sequence = wish.sequence
-        first, last = self._state.page_accounting.lendable(sequence.pages.holding, wish.device)
-        groups = min(groups, min(last, sequence.computed // sequence.spec.page_tokens) - first)
-        if groups < 1:
-            return 0
-        self._start(sequence, wish.hop, creditor, (first, first + groups), now)
-        return sequence.waits.move
+        for piece in self._pieces(sequence, wish.hop, wish.pages):
+            if piece.by_layers == wish.piece.by_layers and piece.unit <= wish.piece.unit:
+                self._start(sequence, wish.hop, creditor, piece.first(units), now)
+                return sequence.waits.move
+        return 0
 
-    def _start(self, sequence: ScheduledSequence, hop: Hop, creditor: str, groups: tuple[int, int], now: int) -> None:
-        state, width = self._state, sequence.spec.page_tokens
-        loan = Loan(self._number(), sequence, hop, creditor, groups, now)
+    def _start(self, sequence: ScheduledSequence, hop: Hop, creditor: str, pages: PageRectangle, now: int) -> None:
+        state, width, (first, last) = self._state, sequence.spec.page_tokens, pages.groups
+        loan = Loan(self._number(), sequence, hop, creditor, pages.groups, pages.layers, now)
         self.loans.add(loan)
         sequence.lenders |= {creditor}
         self._hide(sequence)
@@ -302,9 +323,9 @@ class Lending:
         state.out.add_message(
             creditor,
             StartMigration(
-                loan.number, sequence.seq, sequence.epoch, Stage(sequence.chain.loaded_as, hop.lo, hop.hi), hop.layers,
-                width, hop.device, groups[1] * width, (), True, sequence.device_request, first=groups[0] * width,
-                loan=True,
+                loan.number, sequence.seq, sequence.epoch, Stage(sequence.chain.loaded_as, hop.lo, hop.hi),
+                loan.chain_layers, width, hop.device, last * width, (), True, sequence.device_request,
+                first=first * width, loan=True, skipped=loan.layers[0],
             ),
         )  # fmt: skip
         self._trace("kv.lend.start", loan, now)
@@ -312,7 +333,7 @@ class Lending:
     def _away_message(self, loan: Loan) -> SendAway:
         width, sequence = loan.sequence.spec.page_tokens, loan.sequence
         first, last = (each * width for each in loan.groups)
-        return SendAway(sequence.seq, sequence.epoch, loan.hop.lo, loan.number, loan.creditor, first, last)
+        return SendAway(sequence.seq, sequence.epoch, loan.hop.lo, loan.number, loan.creditor, first, last, loan.layers)
 
     def _release(self, loan: Loan) -> None:
         """Give back the pages that are taken for a loan on its way."""
@@ -338,8 +359,8 @@ class Lending:
         self._state.changed = True
 
     def _trace(self, event: str, loan: Loan, now: int, **extra: str) -> None:
-        first, last = loan.groups
+        some: dict[str, Any] = {} if loan.is_of_all_layers else {"layers": list(loan.layers)}
         self._state.tell.control(
             now, event, "IL-12", loan.creditor, seq=loan.sequence.seq, debtor=loan.debtor, loan=loan.number,
-            groups=[first, last], pages=loan.pages, **extra,
+            groups=list(loan.groups), pages=loan.pages, **some, **extra,
         )  # fmt: skip

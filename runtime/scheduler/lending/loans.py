@@ -17,12 +17,13 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 @dataclass(slots=True)
 class Loan:
-    """Page sets of one hop of a sequence on another device.
+    """Pages of one hop of a sequence on another device.
 
     Fields:
         number: Its number in messages, unique among those of migrations.
         hop: The hop on the debtor: device, components, layers.
         groups: Page sets [first, last), counted from the sequence's first.
+        layers: Of these layers [first, last), counted from the hop's first.
         began: Time of the request in ns.
         standing: Whether the creditor has them, and the debtor does not any more.
     """
@@ -32,6 +33,7 @@ class Loan:
     hop: Hop
     creditor: str
     groups: tuple[int, int]
+    layers: tuple[int, int]
     began: int
     standing: bool = False
 
@@ -40,13 +42,22 @@ class Loan:
         return self.hop.device
 
     @property
-    def layers(self) -> int:
-        """Pages of a page set."""
-        return self.hop.layers[1] - self.hop.layers[0]
+    def depth(self) -> int:
+        """Its pages in a page set."""
+        return self.layers[1] - self.layers[0]
+
+    @property
+    def chain_layers(self) -> tuple[int, int]:
+        """Its layers, counted from the chain's first."""
+        return self.hop.layers[0] + self.layers[0], self.hop.layers[0] + self.layers[1]
+
+    @property
+    def is_of_all_layers(self) -> bool:
+        return self.chain_layers == self.hop.layers
 
     @property
     def pages(self) -> int:
-        return self.layers * (self.groups[1] - self.groups[0])
+        return self.depth * (self.groups[1] - self.groups[0])
 
 
 @dataclass(slots=True)
@@ -69,7 +80,7 @@ class LoanRecall:
 
     @property
     def pages(self) -> int:
-        return self.loan.layers * (self.groups[1] - self.groups[0])
+        return self.loan.depth * (self.groups[1] - self.groups[0])
 
 
 class Loans:

@@ -74,6 +74,8 @@ class Mending:
             return "pages are not mended here"
         if len(sequence.path) != 1:
             return "its path has several hops"
+        if not all(each.is_of_all_layers for each in self._loans.of_sequence(sequence)):
+            return "some layers of it are lent"
         if sequence.flying and sequence.issued > 1 and sequence.phase == "decode":
             return "it decodes on credit"
         if sequence.waits.doomed or sequence.predicted is not None or sequence.swapped is not None:
@@ -87,7 +89,7 @@ class Mending:
         gone = [each for each in self._loans.of_sequence(sequence) if each.creditor == device]
         for loan in gone:
             self._loans.remove(loan)
-            self._state.page_accounting.change_place(sequence.pages.holding, loan.debtor, "", *loan.groups)
+            self._state.page_accounting.change_place(sequence.pages.holding, loan.debtor, "", *loan.groups, loan.layers)
             self._trace("kv.lost", sequence, now, creditor=device, loan=loan.number, groups=list(loan.groups))
         sequence.lenders = frozenset(each.creditor for each in self._loans.of_sequence(sequence))
         lost = (*sequence.lost, *(LostPages(each.number, each.groups) for each in gone))
@@ -131,7 +133,8 @@ class Mending:
         first, last = lost.groups[0], lost.groups[0] + groups
         mend = MendUnderWay(self._number(), sequence, sequence.lost, (first, last), now)
         self._under_way[mend.number] = mend
-        state.page_accounting.change_place(sequence.pages.holding, hop.device, hop.device, first, last)
+        every = 0, hop.layers[1] - hop.layers[0]
+        state.page_accounting.change_place(sequence.pages.holding, hop.device, hop.device, first, last, every)
         sequence.moves(mend.number)
         sequence.hold(True)
         width = sequence.spec.page_tokens
@@ -163,7 +166,9 @@ class Mending:
         if mend is None:
             return False
         sequence = mend.sequence
-        self._state.page_accounting.change_place(sequence.pages.holding, sequence.path[0].device, "", *mend.groups)
+        hop = sequence.path[0]
+        every = 0, hop.layers[1] - hop.layers[0]
+        self._state.page_accounting.change_place(sequence.pages.holding, hop.device, "", *mend.groups, every)
         sequence.moves(0)
         self._go_on(sequence)
         if sequence.failures.again >= _TRIES:

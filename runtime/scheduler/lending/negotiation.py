@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from runtime.chains import Hop
 from runtime.control.pool_io import PoolAnswer, PoolDenial, PoolOffer, PoolQuery
 from runtime.policy.lending.creditors import Creditor, refusal
+from runtime.policy.lending.shapes import LoanPiece
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
@@ -40,18 +41,17 @@ class LoanWish:
     Fields:
         device: The device of its path that lacks pages.
         hop: Its hop there.
+        pages: Pages that it lacks there.
         need: Free pages that it needs there.
-        layers: Pages of one page set there.
-        least, most: Page sets that a creditor must take, and those that the sequence gives away if one can.
+        piece: What it gives away: a creditor must take the least of it.
     """
 
     sequence: ScheduledSequence
     device: str
     hop: Hop
+    pages: int
     need: int
-    layers: int
-    least: int
-    most: int
+    piece: LoanPiece
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Negotiations:
     Args:
         number: Returns the next number, of those of migrations and loans.
         creditor: Returns a device's own account as a creditor of a sequence; None if it can be none.
-        start: Starts a loan of so many page sets; returns its number, 0 if the sequence has none to lend any more.
+        start: Starts a loan of so many units of what is wanted; returns its number, 0 if there are none any more.
         go_on: Lets a sequence go on.
     """
 
@@ -123,6 +123,10 @@ class Negotiations:
         """Return whether a sequence has searched in vain and does not ask again yet."""
         later = self._later.get(sequence.seq)
         return later is not None and later.due > now
+
+    def is_in_vain(self, sequence: ScheduledSequence) -> bool:
+        """Return whether its latest search has found no creditor."""
+        return sequence.seq in self._later
 
     def asks_soon(self, sequence: ScheduledSequence) -> bool:
         """Return whether a sequence that has searched in vain keeps its pages meanwhile."""
@@ -197,14 +201,14 @@ class Negotiations:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _query(self, talk: _Talk, now: int) -> None:
-        wish = talk.wish
+        wish, piece = talk.wish, talk.wish.piece
         talk.query = talk.number = self._number()
         talk.due = now + _PATIENCE * self._beat
         wish.sequence.moves(talk.number)
         self._state.counters.pool_queries += 1
         self._state.out.tell_pool(
             PoolQuery(
-                talk.number, wish.device, wish.least * wish.layers, wish.most * wish.layers,
+                talk.number, wish.device, piece.least * piece.unit, piece.most * piece.unit,
                 tuple(sorted(wish.sequence.place.devices)), talk.refused,
             )
         )  # fmt: skip
@@ -212,19 +216,19 @@ class Negotiations:
 
     def _ask_next(self, talk: _Talk, now: int) -> None:
         """Ask the creditors that are left, one after another; after the last one, a manager for further ones."""
-        wish = talk.wish
+        wish, piece = talk.wish, talk.wish.piece
         if self._state.devices[wish.device].pages.free >= wish.need:
             self._end(talk, "", now)
             return
         while talk.offers:
             offer = talk.offers.popleft()
-            groups = max(wish.least, min(wish.most, offer.room // wish.layers))
+            units = max(piece.least, min(piece.most, offer.room // piece.unit))
             talk.asked = offer.device
-            self._trace("pool.ask", talk, now, offer.device, pages=groups * wish.layers)
+            self._trace("pool.ask", talk, now, offer.device, pages=units * piece.unit)
             creditor = self._creditor(wish.sequence, wish.device, offer.device)
-            why = "it is not there" if creditor is None else refusal(creditor, self._busy, groups * wish.layers)
+            why = "it is not there" if creditor is None else refusal(creditor, self._busy, units * piece.unit)
             if not why:
-                talk.number = self._start(wish, offer.device, groups, now)
+                talk.number = self._start(wish, offer.device, units, now)
                 if not talk.number:
                     self._end(talk, "its pages are shared", now)
                 return

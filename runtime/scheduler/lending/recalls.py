@@ -50,10 +50,10 @@ class Recalls:
     def start(self, loan: Loan, groups: int, now: int) -> LoanRecall | None:
         """Start to bring back the last `groups` page sets of a loan; None if that cannot be now."""
         state, sequence = self._state, loan.sequence
-        if groups < 1 or not self.is_able(loan, now) or self.room(loan.debtor) < groups * loan.layers:
+        if groups < 1 or not self.is_able(loan, now) or self.room(loan.debtor) < groups * loan.depth:
             return None
         debtor = state.devices[loan.debtor]
-        while debtor.pages.free < groups * loan.layers:
+        while debtor.pages.free < groups * loan.depth:
             if not self._evict(loan.debtor):
                 return None
         first, last = max(loan.groups[0], loan.groups[1] - groups), loan.groups[1]
@@ -66,8 +66,8 @@ class Recalls:
             loan.debtor,
             StartMigration(
                 recall.number, sequence.seq, sequence.epoch, Stage(sequence.chain.loaded_as, loan.hop.lo, loan.hop.hi),
-                loan.hop.layers, width, loan.creditor, last * width, (), True, sequence.device_request,
-                first=first * width, recall=loan.number,
+                loan.chain_layers, width, loan.creditor, last * width, (), True, sequence.device_request,
+                first=first * width, recall=loan.number, skipped=loan.layers[0],
             ),
         )  # fmt: skip
         self._trace("kv.recall.start", recall, now)
@@ -116,7 +116,7 @@ class Recalls:
         if any(each.loan.creditor == creditor for each in self._loans.recalls.values()):
             return True
         for loan in here:
-            groups = min(loan.groups[1] - loan.groups[0], self.room(loan.debtor) // loan.layers)
+            groups = min(loan.groups[1] - loan.groups[0], self.room(loan.debtor) // loan.depth)
             if self.start(loan, groups, now) is not None:
                 return True
         return False
@@ -193,7 +193,7 @@ class Recalls:
         upto = first * sequence.spec.page_tokens
         state.out.add_message(loan.creditor, EndLoan(sequence.seq, sequence.epoch, loan.number, upto))
         self._release(recall)
-        state.page_accounting.change_place(sequence.pages.holding, loan.debtor, loan.debtor, first, last)
+        state.page_accounting.change_place(sequence.pages.holding, loan.debtor, loan.debtor, first, last, loan.layers)
         loan.groups = loan.groups[0], first
         if loan.groups[0] == loan.groups[1]:
             self._loans.remove(loan)

@@ -79,10 +79,12 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     if unknown:
         raise InputError(f"a policy has no {min(unknown)!r}")
     scheduler, agent = shipped(devices)
-    lending = _named(scheduler, given).lending.mode
-    if lending == "negotiated":
+    lending = _named(scheduler, given).lending
+    if lending.mode == "negotiated":
         raise InputError("policies.lending.mode: simulated clusters have no managers of the pool; take planned")
-    if lending != "off":
+    if lending.shape != "tokens":
+        raise InputError("policies.lending.shape: a simulated page has all layers; take tokens")
+    if lending.mode != "off":
         scheduler, agent = shipped(devices, launches_ahead=False)
         if strides:
             raise InputError("policies.strides: with loans each token is a step")

@@ -28,7 +28,7 @@ from runtime.cluster.launch.threads import ThreadLauncher
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected
-from runtime.lending_config import LendingConfig
+from runtime.lending_config import LendingConfig, LoanShape
 from runtime.loans import LoanQuery
 from runtime.messages import Heartbeat
 from runtime.transport.messenger import Messenger
@@ -60,11 +60,13 @@ def launcher(kind: str, names: Sequence[str]) -> ProcessLauncher | ThreadLaunche
 
 
 @contextmanager
-def lending(kind: str, devices: int) -> Iterator[tuple[ClusterDriver, ProcessLauncher | ThreadLauncher]]:
+def lending(
+    kind: str, devices: int, shape: LoanShape = "tokens"
+) -> Iterator[tuple[ClusterDriver, ProcessLauncher | ThreadLauncher]]:
     names = [f"d{at}" for at in range(devices)]
     made = launcher(kind, names)
     config = ClusterConfig(
-        devices=devices, placement="replicate", prefill_chunk=16, lending=LendingConfig("planned", 1.0)
+        devices=devices, placement="replicate", prefill_chunk=16, lending=LendingConfig("planned", 1.0, shape=shape)
     )
     lives = LifeConfig(starts=10_000, backoff_most=0.25)
     driver = ClusterDriver([M.chain()], M.blocks(), names, made, config, lives)
@@ -88,9 +90,10 @@ def right(asked: SequenceRequest, events: Sequence[TokenEvent]) -> bool:
 @pytest.mark.parametrize(
     ("kind", "devices", "times"), [("processes", 2, 8), ("processes", 3, 19), ("processes", 4, 19), ("threads", 3, 19)]
 )
-def test_contexts_of_many_times_a_pool(kind: str, devices: int, times: int) -> None:
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
+def test_contexts_of_many_times_a_pool(kind: str, devices: int, times: int, shape: LoanShape) -> None:
     tokens = FEW * times // M.spec.kv_layers * M.spec.page_tokens - 20
-    with lending(kind, devices) as (driver, _):
+    with lending(kind, devices, shape) as (driver, _):
         asked = long("a", tokens)
         assert right(asked, answered(driver, [asked])["a"])
         counters = driver.state().counters

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -195,24 +197,14 @@ def test_check_finds_damage(damage) -> None:
         book.check()
 
 
-def test_a_lower_limit_names_the_touched_pages_to_give_back() -> None:
-    book = PageBook(12)
-    for seq in "abc":
-        book.open(seq, WIDE)
-        book.extend(seq, 2)
-    assert book.set_limit(8) is None and book.limit == 12, "nine pages are in use"
-    book.release("b")
-    assert book.set_limit(8) == [5], "two of the three free pages may keep their memory"
-    assert (book.free, book.counts().capacity, book.counts().free) == (2, 8, 2)
-    with pytest.raises(OutOfPages):
-        book.extend("a", 4)
-    assert book.set_limit(6) == [4, 3]
-    book.check()
-    assert book.set_limit(12) == [] and book.free == 6
-    assert set(book.extend("a", 4)[0]) == {3, 4, 5}, "pages that were used before come before those that never were"
-    with pytest.raises(ValueError, match="cannot use 13"):
-        book.set_limit(13)
-    book.check()
+def _rectangle(first: int, last: int, layers: tuple[int, int]) -> set[tuple[int, int]]:
+    return {(at, layer) for at in range(first, last) for layer in range(*layers)}
+
+
+def _some_layers(layers: int) -> st.SearchStrategy[tuple[int, int] | None]:
+    """Layers of a table, or None for all of them."""
+    runs = [(lo, hi) for lo in range(layers) for hi in range(lo + 1, layers + 1)]
+    return st.sampled_from([None, *runs])
 
 
 class Pages(RuleBasedStateMachine):
@@ -227,7 +219,7 @@ class Pages(RuleBasedStateMachine):
         self.specs: dict[str, ModelSpec] = {}
         self.tokens: dict[str, int] = {}
         self.promised: dict[str, int] = {}
-        self.away: dict[str, set[int]] = {}
+        self.away: dict[str, set[tuple[int, int]]] = {}
         self.touched: set[int] = set()
         self.limit = 40
         self.count = 0
@@ -277,15 +269,16 @@ class Pages(RuleBasedStateMachine):
     @rule(data=st.data(), first=st.integers(0, 4), groups=st.integers(0, 3))
     def send_away(self, data: st.DataObject, first: int, groups: int) -> None:
         seq = data.draw(st.sampled_from(sorted(self.specs)))
+        layers = data.draw(_some_layers(self.specs[seq].kv_layers))
         width, before, last = self.specs[seq].page_tokens, self._gone(seq), first + groups
-        here = groups and self.away[seq].isdisjoint(range(first, last))
-        if not here or last >= self.book.holds(seq) or last * width > self.tokens[seq]:
+        pages = _rectangle(first, last, layers or (0, self.specs[seq].kv_layers))
+        if not pages or pages & self.away[seq] or last >= self.book.holds(seq) or last * width > self.tokens[seq]:
             with pytest.raises(ValueError, match=r"cannot be sent away|are not whole page sets"):
-                self.book.send_away(seq, first * width, last * width)
+                self.book.send_away(seq, first * width, last * width, layers)
             return
-        gone = self.book.send_away(seq, first * width, last * width)
-        self.away[seq].update(range(first, last))
-        assert gone == self._gone(seq) - before and not any(self.book.groups_of(seq, first, last))
+        gone = self.book.send_away(seq, first * width, last * width, layers)
+        self.away[seq] |= pages
+        assert gone == self._gone(seq) - before == len(pages)
         with pytest.raises(ValueError, match="cannot be forgotten"):
             self.book.rewind(seq, last * width - 1)
 
@@ -294,23 +287,27 @@ class Pages(RuleBasedStateMachine):
     def bring_back(self, data: st.DataObject, first: int, groups: int) -> None:
         seq = data.draw(st.sampled_from(sorted(seq for seq, away in self.away.items() if away)))
         which, width = self.specs[seq], self.specs[seq].page_tokens
-        if self.book.free < groups * which.kv_layers:
+        layers = data.draw(_some_layers(which.kv_layers))
+        lo, hi = layers or (0, which.kv_layers)
+        if self.book.free < groups * (hi - lo):
             return
-        self.book.open("back", which)
+        self.book.open("back", replace(which, kv_layers=hi - lo))
         came = self.book.extend("back", groups * width)
         self.touched.update(page for group in came for page in group)
         self.book.fill("back", groups * width)
-        if not self.away[seq].issuperset(range(first, first + groups)):
+        pages = _rectangle(first, first + groups, (lo, hi))
+        if not pages <= self.away[seq]:
             with pytest.raises(ValueError, match=r"cannot come back|are not whole page sets"):
-                self.book.bring_back(seq, "back", first * width)
+                self.book.bring_back(seq, "back", first * width, layers=layers)
             self.book.release("back")
             return
-        self.book.bring_back(seq, "back", first * width)
-        self.away[seq].difference_update(range(first, first + groups))
-        assert self.book.groups_of(seq, first, first + groups) == came and not self.book.holds("back")
+        self.book.bring_back(seq, "back", first * width, layers=layers)
+        self.away[seq] -= pages
+        now = self.book.groups_of(seq, first, first + groups)
+        assert tuple(group[lo:hi] for group in now) == came and not self.book.holds("back")
 
     def _gone(self, seq: str) -> int:
-        return len(self.away[seq]) * self.specs[seq].kv_layers
+        return len(self.away[seq])
 
     @precondition(lambda self: self.specs)
     @rule(data=st.data())
@@ -324,6 +321,11 @@ class Pages(RuleBasedStateMachine):
     def conserved(self) -> None:
         self.book.check()
         held = sum(pages_for(which, self.promised[seq]) - self._gone(seq) for seq, which in self.specs.items())
+        for seq, away in self.away.items():
+            groups = self.book.groups_of(seq)
+            assert {
+                (at, layer) for at, group in enumerate(groups) for layer, page in enumerate(group) if page < 0
+            } == away
         assert self.book.free == self.limit - held
         assert self.book.counts().capacity == self.limit >= len(self.touched), "the memory is within the limit"
 

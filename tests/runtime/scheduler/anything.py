@@ -18,7 +18,7 @@ from runtime.control.scheduler_io import AddRequest, PauseSequence, ResumeSequen
 from runtime.decode_config import DecodeConfig, UntilHandoff
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
-from runtime.lending_config import LendingConfig, LendingMode
+from runtime.lending_config import LendingConfig, LendingMode, LoanShape
 from runtime.role_config import RoleName
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve
@@ -238,6 +238,8 @@ def _with_loans(config: ClusterConfig, rng: random.Random, mode: LendingMode) ->
         reclaim=rng.random() < 0.5, circle_pages=rng.choice((0, 2)), beat_ms=10, gone_ms=100,
         managers=rng.choice((1, 3)), mend=True,
     )  # fmt: skip
+    shape: LoanShape = random.Random(repr(lending)).choice(("tokens", "layers", "cheapest"))
+    lending = replace(lending, shape=shape, layer_mib=0.0001)
     placement = rng.choice((config.placement, "replicate"))
     return replace(config, dispatch="placed", speculation=SpeculationConfig(), lending=lending, placement=placement)
 

@@ -19,7 +19,7 @@ def carry_out(node: Node, command: HoldLoan | DropLoan) -> None:
     """Carry out an agent's command."""
     assert isinstance(node.engine, LoanEngine)
     if isinstance(command, HoldLoan):
-        node.engine.hold_loan(command.loan, command.groups, command.tokens)
+        node.engine.hold_loan(command.loan, command.groups, command.tokens, command.first_layer)
     else:
         node.engine.drop_loan(command.loan)
 

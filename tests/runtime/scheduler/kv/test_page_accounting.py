@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.chains import Hop
 from runtime.messages import PROTOCOL, AgentHello
+from runtime.policy.lending.shapes import PageRectangle
 from runtime.policy.routing.paths import by_load, cheapest, path_cost
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.kv.page_accounting import PageAccounting, PageHolding
@@ -191,3 +193,51 @@ def test_the_chosen_path_is_the_cheapest(candidates: list[list[str]], hop_cost: 
         every = [(*path, name) for path in every for name in some]
     least = min(path_cost(path, loads, hop_cost) for path in every)
     assert abs(path_cost(chosen, loads, hop_cost) - least) < 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1_000_000))
+def test_pages_of_some_layers_change_their_place_as_every_page_by_itself_would(seed: int) -> None:
+    """On a path of one device, cut by blocks at first: what is lent, comes back and is lost is a rectangle of pages."""
+    rng = random.Random(seed)
+    devices = devices_of()
+    accounting = PageAccounting(devices)
+    blocks, groups = [rng.randrange(4) for _ in range(rng.randrange(1, 4))], rng.randrange(2, 7)
+    layers = sum(blocks)
+    holding = accounting.allocate([("d0", pages) for pages in blocks], groups)
+    where = {(layer, group): "d0" for layer in range(layers) for group in range(groups)}
+    for _ in range(12):
+        if rng.random() < 0.3:
+            accounting.grow(holding, 1)
+            where |= {(layer, holding.groups - 1): "d0" for layer in range(layers)}
+        free = {at for each in accounting.lendable(holding, "d0") for at in _places(each)}
+        # The first run of page sets of each layer, the last one of all never.
+        for layer in range(layers):
+            here = [group for group in range(holding.groups - 1) if where[layer, group] == "d0"]
+            run = [group for at, group in enumerate(here) if group == here[0] + at]
+            assert {group for lay, group in free if lay == layer} == set(run)
+        if layers and holding.groups > 1:
+            cut = sorted(rng.sample(range(layers + 1), 2))
+            first, last = sorted(rng.sample(range(holding.groups), 2))
+            target = rng.choice(["d0", "d1", "d2", ""])
+            rectangle = PageRectangle((cut[0], cut[1]), (first, last))
+            accounting.change_place(holding, "d0", target, first, last, rectangle.layers)
+            where |= dict.fromkeys(_places(rectangle), target)
+        accounting.check([holding], {})
+        used = Counter(where.values())
+        assert {each.name: each.pages.used for each in devices} == {name: used[name] for name in ("d0", "d1", "d2")}
+        assert accounting.lost_groups(holding) == {group for (_, group), name in where.items() if not name}
+    accounting.free(holding)
+    assert not any(each.pages.used for each in devices)
+
+
+def test_a_path_of_several_devices_is_not_cut() -> None:
+    accounting = PageAccounting(devices_of())
+    holding = accounting.allocate(PLACES, 3)
+    accounting.change_place(holding, "d1", "d2", 0, 2, (0, 3))
+    with pytest.raises(ValueError, match="several devices"):
+        accounting.change_place(holding, "d1", "d2", 0, 2, (0, 2))
+
+
+def _places(rectangle: PageRectangle) -> set[tuple[int, int]]:
+    return {(layer, group) for layer in range(*rectangle.layers) for group in range(*rectangle.groups)}

@@ -31,7 +31,7 @@ def cluster(
         mode,
         **{
             name: changes.pop(name)
-            for name in ("cap", "busy", "recall", "reclaim", "circle_pages", "mend")
+            for name in ("cap", "busy", "recall", "reclaim", "circle_pages", "mend", "shape", "layer_mib")
             if name in changes
         },
     )
@@ -47,9 +47,10 @@ def prompt(tokens: int, seed: int = 0) -> list[int]:
     return [rng.randrange(97) for _ in range(tokens)]
 
 
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
 @pytest.mark.parametrize(("devices", "pages", "tokens"), [(2, 60, 90), (3, 60, 170), (4, 30, 110), (9, 30, 260)])
-def test_contexts_beyond_a_device_are_answered_exactly(devices: int, pages: int, tokens: int) -> None:
-    one = cluster(devices, pages)
+def test_contexts_beyond_a_device_are_answered_exactly(devices: int, pages: int, tokens: int, shape: str) -> None:
+    one = cluster(devices, pages, shape=shape)
     one.ask(request("a", prompt(tokens), "m", max_tokens=20))
     one.run()
     one.expect()
@@ -159,11 +160,12 @@ def test_pages_are_there_before_they_are_given_up_and_come_once() -> None:
     assert {to for _, _, to, message in one.sent if isinstance(message, CloseSequences)} == {"d0", "d1", "d2"}
 
 
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
 @pytest.mark.parametrize("victim", ["d0", "d1", "d2"])
-def test_whoever_dies_every_token_comes_once(victim: str) -> None:
+def test_whoever_dies_every_token_comes_once(victim: str, shape: str) -> None:
     lost = 0
     for at in range(0, 140, 7):
-        one = cluster(3, 60)
+        one = cluster(3, 60, shape=shape)
         one.ask(request("a", prompt(120), "m", max_tokens=40))
         one.at(at * MS, lambda one=one: one.kill(victim))
         one.run()
@@ -226,4 +228,5 @@ def test_schedules_with_loans_do_have_all_of_it() -> None:
         seen["shared"] += counters.shared
         seen["swapped in"] += counters.swapped_in
         seen["deaths"] += len(one.trace.named("fault"))
-    assert min(seen.values()) > 0 and len(seen) == 7, seen
+        seen["of some layers"] += len([event for event in one.trace.named("kv.lend") if "layers" in event.extra])
+    assert min(seen.values()) > 0 and len(seen) == 8, seen

@@ -28,7 +28,7 @@ from tests.runtime.virtual import request
 
 
 def cluster(devices: int = 3, pages: int = 60, **changes: Any) -> Pooled:
-    names = ("cap", "busy", "beat_ms", "gone_ms", "managers")
+    names = ("cap", "busy", "beat_ms", "gone_ms", "managers", "shape")
     lending = LendingConfig(
         changes.pop("mode", "negotiated"), **{name: changes.pop(name) for name in names if name in changes}
     )

@@ -62,14 +62,16 @@ def alone(family: Bench) -> dict[str, list[tuple[Any, ...]]]:  # noqa: F811
     return told(ask(cluster_of(family, 1, pages=4000, config=config_of(1, "off"))))
 
 
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
 @pytest.mark.parametrize(("devices", "pages"), [(2, 80), (3, 60), (4, 50)])
 def test_answers_over_lent_pages_are_those_of_one_device(
     family: Bench,  # noqa: F811
     alone: dict[str, list[tuple[Any, ...]]],
     devices: int,
     pages: int,
+    shape: str,
 ) -> None:
-    cluster = ask(cluster_of(family, devices, pages=pages, config=config_of(devices)))
+    cluster = ask(cluster_of(family, devices, pages=pages, config=config_of(devices, shape=shape)))
     assert told(cluster) == alone
     counters = cluster.scheduler.state().counters
     assert counters.loans > 0 and counters.failed_steps == counters.loans_refused == 0
@@ -102,14 +104,17 @@ def test_answers_are_the_same_where_pages_travel(
     assert pulled[False] > 0 and (ship == "cheapest" or pulled[True] == pulled[False])
 
 
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
 @pytest.mark.parametrize(("devices", "pages"), [(2, 80), (3, 60)])
 def test_answers_over_pages_that_come_back_are_those_of_one_device(
     family: Bench,  # noqa: F811
     alone: dict[str, list[tuple[Any, ...]]],
     devices: int,
     pages: int,
+    shape: str,
 ) -> None:
-    cluster = cluster_of(family, devices, pages=pages, config=config_of(devices, recall=0.0, circle_pages=2))
+    config = config_of(devices, recall=0.0, circle_pages=2, shape=shape)
+    cluster = cluster_of(family, devices, pages=pages, config=config)
     cluster.ticks(MS, 400 * MS)
     assert told(ask(cluster)) == alone
     counters = cluster.scheduler.state().counters
@@ -172,7 +177,7 @@ def spoil(cluster: VirtualCluster, number: int) -> None:
             assert isinstance(engine, StagedEngine)
             if engine._lent._held and not known:
                 known["found"] += 1
-                pages, _ = next(iter(engine._lent._held.values()))
+                pages = next(iter(engine._lent._held.values())).pages
                 page = [int(pages[number % pages.shape[0], 0])]
                 data = bytearray(engine.read_pages(page).data)
                 data[4 * (7 * number % 32) + 3] ^= 0x41

@@ -224,3 +224,5 @@ def test_lending_steps_token_by_token() -> None:
         scenario(strides=True)
     with pytest.raises(InputError, match="lending has no 'caps'"):
         scenario(lending={"caps": 1})
+    with pytest.raises(InputError, match="a simulated page has all layers"):
+        scenario(lending={"mode": "planned", "shape": "layers"})

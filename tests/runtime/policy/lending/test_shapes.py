@@ -1,0 +1,91 @@
+"""Which pages are lent: page sets of all layers, or all of some layers (`policy.lending.shapes`)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from runtime.policy.lending.shapes import LoanPiece, PageRectangle, cheaper_shape, pieces
+
+
+def rectangle(layers: tuple[int, int], groups: tuple[int, int]) -> PageRectangle:
+    return PageRectangle(layers, groups)
+
+
+def only(found: list[LoanPiece]) -> LoanPiece:
+    (piece,) = found
+    return piece
+
+
+def test_tokens_are_the_first_page_sets_of_all_layers() -> None:
+    piece = only(pieces("tokens", [rectangle((0, 4), (3, 23))], need=9, coming=1, room=80))
+    assert (piece.by_layers, piece.least, piece.most, piece.unit) == (False, 3, 3, 4)
+    assert piece.first(3) == rectangle((0, 4), (3, 6))
+    assert only(pieces("tokens", [rectangle((0, 4), (0, 40))], 1, 0, 200)).most == 5, "an eighth at a time, at least"
+    assert only(pieces("tokens", [rectangle((0, 4), (0, 40))], 1, 17, 200)).most == 17, "what its context will need"
+    cut = [rectangle((0, 1), (2, 9)), rectangle((1, 4), (4, 9))]
+    assert only(pieces("tokens", cut, 99, 99, 40)).first(99) == rectangle((0, 4), (4, 9)), "what all layers have here"
+    assert pieces("tokens", [rectangle((0, 4), (7, 7))], 1, 0, 9) == pieces("tokens", [], 1, 0, 9) == []
+
+
+def test_layers_are_lent_whole_as_many_as_do_not_fit_to_the_end() -> None:
+    # Ten layers, 20 page sets of each here, 30 in the end: 200 pages hold six layers, without the 10 needed.
+    whole, part = pieces("layers", [rectangle((0, 10), (0, 20))], need=10, coming=10, room=200)
+    assert (whole.by_layers, whole.unit, whole.least, whole.most) == (True, 20, 1, 4)
+    assert whole.first(4) == rectangle((0, 4), (0, 20))
+    assert not part.by_layers and part.pages == whole.first(whole.most), "page sets of these where no whole layer fits"
+    assert (part.unit, part.least, part.most) == (4, 3, 20)
+
+
+def test_layers_that_are_lent_already_count() -> None:
+    here = [rectangle((0, 4), (20, 21)), rectangle((4, 10), (0, 21))]
+    whole = pieces("layers", here, need=10, coming=9, room=140)[0]
+    assert whole.first(whole.most) == rectangle((4, 6), (0, 21)), "130 pages hold four layers of 30 page sets, six stay"
+
+
+def test_what_has_grown_in_lent_layers_goes_first_if_it_is_worth_a_rest() -> None:
+    here = [rectangle((0, 8), (10, 20)), rectangle((8, 10), (0, 20))]
+    piece = only(pieces("layers", here, need=9, coming=0, room=130))
+    assert (piece.by_layers, piece.pages, piece.least, piece.most) == (False, rectangle((0, 8), (10, 20)), 2, 10)
+    little = [rectangle((0, 1), (19, 20)), rectangle((1, 10), (0, 20))]
+    assert pieces("layers", little, 9, 0, 190)[0].by_layers, "one page of 181 is not"
+    last = [rectangle((0, 10), (19, 20))]
+    assert only(pieces("layers", last, 50, 0, 10)).first(1) == rectangle((0, 10), (19, 20)), "if it is all there is"
+
+
+def test_whatever_is_lent_is_here_and_makes_room_as_far_as_there_is_something() -> None:
+    rng = random.Random(4)
+    for _ in range(2_000):
+        layers, at, here = rng.randrange(1, 12), 0, list[PageRectangle]()
+        groups = rng.randrange(1, 30)
+        while at < layers:
+            end = rng.randrange(at + 1, layers + 1)
+            first = rng.choice((0, rng.randrange(groups + 1)))
+            here.append(rectangle((at, end), (first, groups)))
+            at = end
+        pages = {(layer, g) for each in here for layer in range(*each.layers) for g in range(*each.groups)}
+        need, coming, room = rng.randrange(1, 40), rng.randrange(20), len(pages) + rng.randrange(9)
+        found = pieces("layers", here, need, coming, room)
+        assert bool(found) == bool(pages)
+        for piece in found:
+            assert 1 <= piece.least <= piece.most and piece.unit > 0
+            for units in range(1, piece.most + 1):
+                part = piece.first(units)
+                given = {(layer, g) for layer in range(*part.layers) for g in range(*part.groups)}
+                assert given <= pages and len(given) == units * piece.unit == part.pages
+            units = piece.pages.depth if piece.by_layers else piece.pages.width
+            assert piece.least * piece.unit >= need or piece.least == units
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_cheaper_shape_is_that_of_the_formula(share: float) -> None:
+    """L max(t + a x, a (1 - x)) beside L (x t + a): equal speeds, no other rows."""
+    limit = 1_000_000
+    for layer_bytes in (10_000, 500_000, 999_999, 1_000_001, 4_000_000):
+        attention = layer_bytes / limit  # in units of a question
+        tokens, layers = max(1 + attention * share, attention * (1 - share)), share + attention
+        if tokens == 1 + attention * share:
+            assert cheaper_shape(layer_bytes, limit) == ("layers" if layers < tokens else "tokens")
+        else:  # the creditor's part is hidden behind what is here
+            assert cheaper_shape(layer_bytes, limit) == "tokens" and tokens < layers
