@@ -126,13 +126,16 @@ class Generate:
 async def _stream(form: AnswerForm, prepared: Prepared, steps: AsyncIterator[list[TextPiece]], send: Send) -> None:
     """Write the chunks of a streamed answer.
 
-    The response starts only after the first step, so that an error before it still gets its own status.
+    The response starts only after the first step, so that an error before it still gets its own status; but at once
+    where its client needs the id (`StreamWriter.early`).
     """
     chunks = writer_of(form, prepared.generation)
-    first = await anext(aiter(steps))
+    opening = chunks.openings(choice.index for choice in prepared.choices)
+    if not chunks.early:
+        opening += chunks.write_pieces(await anext(aiter(steps)))
     with Outlet(send) as out:
         await out.start()
-        await out.write(chunks.openings(choice.index for choice in prepared.choices) + chunks.write_pieces(first))
+        await out.write(opening)
         try:
             async for pieces in steps:
                 await out.write(chunks.write_pieces(pieces))

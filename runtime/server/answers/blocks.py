@@ -102,6 +102,8 @@ class BlockReader:
 class BlockWriter:
     """Writes the stream of an answer by its blocks; a form of answers says what each change becomes (`events`)."""
 
+    early = False
+
     def __init__(self) -> None:
         self._reader = BlockReader()
         self._generated = 0

@@ -148,6 +148,7 @@ class ResponseWriter(BlockWriter):
 
     def __init__(self, generation: Generation) -> None:
         super().__init__()
+        self.early = isinstance(generation.asked, ResponseBody) and bool(generation.asked.background)
         self._wording = ResponseWording(generation)
         self._number = 0
 

@@ -107,6 +107,7 @@ class Execution:
             )
             _check_version(request, prepared, bool(past))
         transcript = Transcript(prepared)
+        run.publish(transcript.opening)
         if past:
             run.publish((await self._service.in_worker(partial(transcript.add_events, past))).chunks)
         meter = Meter(self._service.metrics.get_model(prepared.generation.model.name), prepared, resumed=bool(past))

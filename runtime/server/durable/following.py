@@ -53,7 +53,9 @@ class Follower:
             if not found.owned or found.owner == self._store.database.server:
                 return False
             if found.events:
-                transcript = transcript or await self._transcript(request)
+                if transcript is None:
+                    transcript = await self._transcript(request)
+                    run.publish(transcript.opening)
                 events = decode_events(request, found.events)
                 run.publish((await self._service.in_worker(partial(transcript.add_events, events))).chunks)
             await asyncio.sleep(LOOK)

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -35,6 +35,7 @@ from runtime.server.durable.execution import Execution, Seat
 from runtime.server.durable.following import LOOK, Follower
 from runtime.server.durable.run import DurableRun, key_reused, matching_run
 from runtime.server.durable.store import RequestStore
+from runtime.server.durable.transcript import Chunk, Transcript
 from runtime.server.openai.responses import dump
 from runtime.server.request_runner import Prepared, prepare_served
 from zoo.errors import StoreError, ZooError
@@ -199,7 +200,8 @@ class DurableRuns:
             state="queued" if waits else "running",
             attempts=0 if waits else 1,
         )
-        return self._launch(stored, lambda run: self._begin(run, stored, None if waits else prepared))
+        opening = Transcript(prepared).opening if settled is not None and settled.background else []
+        return self._launch(stored, lambda run: self._begin(run, stored, None if waits else prepared, opening))
 
     def start(self, request: DurableRequest, raw: bytes | None = None) -> DurableRun:
         """Run a stored request. A queued one is claimed once its turn comes.
@@ -286,8 +288,15 @@ class DurableRuns:
         if self._runs.get(run.id) is run:
             del self._runs[run.id]
 
-    async def _begin(self, run: DurableRun, request: DurableRequest, prepared: Prepared | None) -> None:
-        """Store a new request, and run it. `prepared`: its body; None: it waits for a place without it."""
+    async def _begin(
+        self, run: DurableRun, request: DurableRequest, prepared: Prepared | None, opening: Sequence[Chunk]
+    ) -> None:
+        """Store a new request, and run it.
+
+        Args:
+            prepared: Its body; None: it waits for a place without it.
+            opening: What is published of it at once.
+        """
         if self._broker is not None:
             await self._broker.put([replace(request, owner=None)])
             await self._arrival(run)
@@ -302,6 +311,7 @@ class DurableRuns:
                 await self._resume(run, replace(request, state="queued", body=None))
             return
         run.stored.set()
+        run.publish(opening)
         if prepared is None:
             await self._resume(run, replace(request, body=None))
         else:

@@ -1,7 +1,7 @@
 """The answer of one durable request, made from its token events alone.
 
 The same events always give the same bytes, however they were grouped into steps and whichever server made them: one
-chunk per event, with the number of the event as its `id:`. So a stream may be continued behind any of its chunks.
+chunk per event, numbered by its `id:`. So a stream may be continued behind any of its chunks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ class AddedEvents(NamedTuple):
 
 
 class Transcript:
-    """The state of an answer. `count`: events so far."""
+    """The state of an answer.
+
+    Attributes:
+        count: Events so far.
+        opening: The chunk that is published before there is an event, where there is one (`StreamWriter.early`).
+    """
 
     def __init__(self, prepared: Prepared) -> None:
         generation = prepared.generation
@@ -50,6 +55,9 @@ class Transcript:
         self._wording = self._form.wording(generation)
         self._chunks = writer_of(self._form, generation) if generation.stream else None
         self._finished = [FinishedChoice(choice.index) for choice in prepared.choices]
+        self.opening: list[Chunk] = []
+        if self._chunks is not None and self._chunks.early:
+            self.opening = [Chunk(0, _numbered(0, self._chunks.openings(range(len(self._finished)))))]
 
     def add_events(self, events: Iterable[TokenEvent]) -> AddedEvents:
         """Add the events of a step. Those of choices that have ended, by a stop string, do not count."""
@@ -89,14 +97,21 @@ class Transcript:
         if self._chunks is None:
             return []
         usage, end = self._chunks.usage(sum(len(each.tokens) for each in self._finished)), self._form.end
-        counted = [Chunk(self.count, _numbered(self.count, usage))] if usage else []
-        return [*counted, Chunk(self.count + 1, end)] if end else counted
+        number = self._number
+        counted = [Chunk(number, _numbered(number, usage))] if usage else []
+        return [*counted, Chunk(number + 1, end)] if end else counted
+
+    @property
+    def _number(self) -> int:
+        """Number of the next chunk."""
+        return self.count + len(self.opening)
 
     def _chunk(self, writer: StreamWriter, piece: TextPiece) -> list[Chunk]:
-        opening = writer.openings(range(len(self._finished))) if self.count == 0 else b""
+        number = self._number
+        opening = writer.openings(range(len(self._finished))) if number == 0 else b""
         data = writer.write_pieces([piece])
-        numbered = _numbered(self.count, data) if data else b""
-        return [Chunk(self.count, opening + numbered)] if opening or numbered else []
+        numbered = _numbered(number, data) if data else b""
+        return [Chunk(number, opening + numbered)] if opening or numbered else []
 
 
 def broken_off(form: AnswerForm, published: Sequence[Chunk], error: RequestError) -> list[Chunk]:

@@ -39,7 +39,13 @@ def event(document: Any) -> bytes:
 
 
 class StreamWriter(Protocol):
-    """Writes the events of one answer."""
+    """Writes the events of one answer.
+
+    Attributes:
+        early: Whether its openings are sent before there is a token, so that a client knows the answer's id.
+    """
+
+    early: bool
 
     def openings(self, choices: Iterable[int]) -> bytes:
         """Return the events before the first token."""
@@ -65,6 +71,8 @@ class ChunkWriter:
 
     Most pieces have a text and nothing else. For those the JSON around the text is encoded once per choice and reused.
     """
+
+    early = False
 
     def __init__(self, wording: ChunkWording, token_ids: bool, usage: bool = False) -> None:
         self._wording = wording

@@ -1,12 +1,12 @@
-"""Responses in the background, with a queue and without one: begun, shown, followed, cancelled, bounded."""
+"""Responses in the background: begun, shown, followed, cancelled, bounded. In memory, with a queue in a folder or in
+PostgreSQL, and with a broker before it.
+"""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,59 +19,27 @@ from runtime.frontend.tokenizer import Tokenizer
 from runtime.server.answers import background
 from runtime.server.keys import key_book
 from tests.runtime.server.aliases.looking import stored
-from tests.runtime.server.harness import Running, eventually, running
+from tests.runtime.server.answers.begun import (
+    ASKED,
+    BEGUN,
+    QUEUES,
+    Brake,
+    Start,
+    begin,
+    ended,
+    events_of,
+    shown,
+    starting,
+)
+from tests.runtime.server.harness import eventually, running
 from zoo.keys import make_key
 
-ASKED: Any = {"model": "org/base", "input": "say hé", "instructions": "short", "max_output_tokens": 12}
-BEGUN = ("queued", "in_progress")
-Start = Callable[..., AbstractContextManager[Running]]
 
-
-@pytest.fixture(params=["memory", "queue"])
-def start(request: pytest.FixtureRequest, tokenizer: Tokenizer, tmp_path: Path) -> Start:
+@pytest.fixture(params=["memory", *QUEUES])
+def start(request: pytest.FixtureRequest, tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Start]:
     """Start a server, with a queue or without one."""
-    queue = {"queue": str(tmp_path / "queue")} if request.param == "queue" else {}
-    return lambda **options: running(tokenizer, **{"pace": lambda _: time.sleep(0.001), **queue, **options})
-
-
-class Brake:
-    """Holds the steps of a server from one on until it is released. `steps`: those so far."""
-
-    def __init__(self, after: int = 0) -> None:
-        self.steps, self._after, self._gate = 0, after, threading.Event()
-
-    def __call__(self, _: int) -> None:
-        self.steps += 1
-        if self.steps > self._after:
-            self._gate.wait(20)
-
-    def __enter__(self) -> Brake:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.free()
-
-    def free(self) -> None:
-        self._gate.set()
-
-
-def begin(http: httpx.Client, **more: Any) -> dict[str, Any]:
-    answer = http.post("/v1/responses", json={**ASKED, "background": True, **more})
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
-def shown(http: httpx.Client, name: str, **query: Any) -> dict[str, Any]:
-    return dict(http.get(f"/v1/responses/{name}", params=query).raise_for_status().json())
-
-
-def ended(http: httpx.Client, name: str) -> dict[str, Any]:
-    assert eventually(lambda: shown(http, name)["status"] not in BEGUN, 20)
-    return shown(http, name)
-
-
-def events_of(text: str) -> list[Any]:
-    return [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
+    with starting(request, tokenizer, tmp_path) as made:
+        yield made
 
 
 def test_the_client_begins_one_and_asks_until_it_is_done(start: Start) -> None:
@@ -175,6 +143,34 @@ def test_a_stream_that_was_left_is_taken_up_behind_any_event(start: Start) -> No
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
 
 
+@pytest.mark.parametrize("way", ["to the end", "cancelled"])
+def test_a_stream_says_its_id_before_there_is_a_token(start: Start, way: str) -> None:
+    asked = {**ASKED, "background": True, "stream": True}
+    with Brake() as brake, start(pace=brake) as server, server.http() as http, server.http() as other:
+        began = time.monotonic()
+        with http.stream("POST", "/v1/responses", json=asked) as response:
+            parts = response.iter_text()
+            text = next(parts)
+            assert time.monotonic() - began < 10  # the model waits for longer
+            opening = events_of(text)
+            assert [event["type"] for event in opening] == ["response.created", "response.in_progress"]
+            name = opening[0]["response"]["id"]
+            assert shown(other, name)["status"] in BEGUN
+            with other.stream("GET", f"/v1/responses/{name}", params={"stream": "true"}) as second:
+                assert events_of(next(second.iter_text())) == opening
+            if way == "cancelled":
+                assert other.post(f"/v1/responses/{name}/cancel").json()["status"] == "cancelled"
+            brake.free()
+            text += "".join(parts)
+        events = events_of(text)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] == ("error" if way == "cancelled" else "response.incomplete")
+        whole = http.get(f"/v1/responses/{name}", params={"stream": "true"})
+        assert whole.text == text
+        rest = http.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": 1})
+        assert events_of(rest.text) == events[2:]
+
+
 def test_a_cancelled_stream_ends_with_an_error(start: Start) -> None:
     asked = {**ASKED, "background": True, "stream": True, "max_output_tokens": 100}
     with Brake(after=4) as brake, start(pace=brake) as server, server.http() as http, server.http() as other:
@@ -242,32 +238,6 @@ def test_one_belongs_to_the_key_that_it_came_with(
                 assert shown(one, name)["status"] in BEGUN
                 assert one.post(f"/v1/responses/{name}/cancel").json()["status"] == "cancelled"
                 brake.free()
-
-
-def test_a_key_makes_two_requests_one(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    key = {"Idempotency-Key": "once"}
-    body = {**ASKED, "background": True}
-    with (
-        Brake() as brake,
-        running(tokenizer, queue=str(tmp_path / "queue"), pace=brake) as server,
-        server.http() as http,
-    ):
-        first, again = (http.post("/v1/responses", json=body, headers=key).json() for _ in range(2))
-        assert first["id"] == again["id"] and again["status"] in BEGUN
-        assert http.post("/v1/responses", json={**body, "seed": 1}, headers=key).status_code == 422
-        brake.free()
-        whole = ended(http, first["id"])
-        assert http.post("/v1/responses", json=body, headers=key).json() == whole
-
-
-def test_with_a_queue_one_outlives_its_server(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder, shut = str(tmp_path / "queue"), threading.Event()
-    with running(tokenizer, queue=folder, pace=lambda _: shut.wait(1)) as server, server.http() as http:
-        names = [begin(http)["id"] for _ in range(2)]
-    with running(tokenizer, queue=folder) as server, server.http() as http:
-        expected = http.post("/v1/responses", json=ASKED).json()["output"][0]["content"]
-        for name in names:
-            assert ended(http, name)["output"][0]["content"] == expected
 
 
 def test_memory_is_bounded_and_the_oldest_go_first(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
