@@ -1,7 +1,7 @@
 """Measure the wait for the second token of answers whose prompts run elsewhere, by when their K and V travel.
 
     python -m benchmarks.roles.second_token STORE MODEL [--sides request,chunk,layer,decode] [--prompts 64,512,1500]
-        [--requests 6] [--rounds 3]
+        [--requests 6] [--rounds 3] [--shared 448]
 
 Each side has a server with two agent processes and `--roles prefill,decode`; one side works at a time. `request`,
 `chunk` and `layer` are the values of `--handoff-grain`; `decode` is `request` with `--until-handoff decode`. Answers
@@ -9,6 +9,9 @@ come one after another, alone and beside a stream of prompts of other requests (
 to the first token; `second_ms`: from the first token to the second; `longest_ms`: the longest time between two tokens
 of an answer; `answer_ms`: from the request to the last token. Medians of the rounds, and the ratios of each side
 by the first one, by round. Within a round the sides take turns, so that other work on the machine disturbs all alike.
+
+With `--shared N` and `--prefix-caching cached` all prompts are measured a second time, as prompts that have their first
+N tokens in common, as those behind a system prompt: both devices have their K and V from the second answer on.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +45,25 @@ SIDES: Mapping[str, Mapping[str, str]] = {
 _WHAT = ("first_ms", "second_ms", "longest_ms", "answer_ms")
 
 
-def answer(driver: ClusterDriver, model: str, length: int, number: int, tokens: int) -> tuple[float, ...]:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of prompts. Fields: tokens; how many of them all prompts have in common; whether beside other prompts."""
+
+    length: int
+    shared: int
+    beside: bool
+
+    def __str__(self) -> str:
+        return f"{'beside' if self.beside else 'alone'} {self.length}" + (f", {self.shared} shared" * bool(self.shared))
+
+    def prompt(self, number: int) -> tuple[int, ...]:
+        """Return the tokens of a prompt."""
+        own = ((number if at >= self.shared else 0) * 131 + self.length + at * 11 for at in range(self.length))
+        return tuple(300 + each % 4000 for each in own)
+
+
+def answer(driver: ClusterDriver, model: str, prompt: tuple[int, ...], tokens: int) -> tuple[float, ...]:
     """Return the milliseconds of an answer: `_WHAT`."""
-    prompt = tuple(300 + (number * 131 + length + at * 11) % 4000 for at in range(length))
     name, begun = f"s{time.monotonic_ns()}", time.perf_counter()
     times: list[float] = []
     for event in driver.run([SequenceRequest(name, name, model, prompt, SamplingParams(tokens, ignore_eos=True))]):
@@ -55,11 +75,11 @@ def answer(driver: ClusterDriver, model: str, length: int, number: int, tokens: 
 
 
 def one_round(
-    driver: ClusterDriver, model: str, length: int, beside: bool, requests: int, first: int, tokens: int
+    driver: ClusterDriver, model: str, kind: Kind, requests: int, first: int, tokens: int
 ) -> tuple[float, ...]:
     """Return the medians of `answer` for some requests, alone or beside a stream of prompts."""
-    with PromptStream(driver, model, 512, 1) if beside else nullcontext():
-        got = [answer(driver, model, length, first + at, tokens) for at in range(requests)]
+    with PromptStream(driver, model, 512, 1) if kind.beside else nullcontext():
+        got = [answer(driver, model, kind.prompt(first + at), tokens) for at in range(requests)]
     return tuple(statistics.median(column) for column in zip(*got, strict=True))
 
 
@@ -67,40 +87,42 @@ def measured(
     zoo: Zoo,
     model: str,
     sides: Sequence[str],
-    lengths: Sequence[int],
+    kinds: Sequence[Kind],
     requests: int,
     rounds: int,
-    loads: Sequence[bool],
     tokens: int,
 ) -> dict[str, Any]:
-    """Return the figures by load, length of the prompt, and side. `loads`: whether beside prompts."""
+    """Return the figures by kind of prompts, and side."""
     name = zoo.model(model).name
     chosen = choose(zoo, [name])
-    kinds = [(beside, length) for beside in loads for length in lengths]
-    got: dict[tuple[bool, int, str], list[tuple[float, ...]]] = {}
+    got: dict[tuple[Kind, str], list[tuple[float, ...]]] = {}
+    caching = {"prefix_caching": "cached"} if any(kind.shared for kind in kinds) else {}
     with ExitStack() as running:
         drivers = {
             side: running.enter_context(
                 start_driver(
-                    zoo, ServeOptions(agents=2, backend="processes", roles="prefill,decode", **SIDES[side]), chosen
+                    zoo,
+                    ServeOptions(agents=2, backend="processes", roles="prefill,decode", **SIDES[side], **caching),
+                    chosen,
                 )
             )
             for side in sides
         }
         for driver in drivers.values():
-            one_round(driver, name, lengths[0], False, 2, 0, tokens)  # loads what both kinds of paths need
+            for kind in {Kind(kinds[0].length, 0, False), *kinds}:  # loads what both kinds of paths need
+                one_round(driver, name, replace(kind, beside=False), 2 if kind == kinds[0] else 1, 0, tokens)
         for number in range(rounds):
-            for at, (beside, length) in enumerate(kinds):
+            for at, kind in enumerate(kinds):
                 turn, first = (number + at) % len(sides), (number * len(kinds) + at) * requests + 10
                 for side in (*sides[turn:], *sides[:turn]):
-                    took = one_round(drivers[side], name, length, beside, requests, first, tokens)
-                    got.setdefault((beside, length, side), []).append(took)
+                    took = one_round(drivers[side], name, kind, requests, first, tokens)
+                    got.setdefault((kind, side), []).append(took)
     return {
-        f"{'beside' if beside else 'alone'} {length}": {
-            what: _compared({side: [each[at] for each in got[beside, length, side]] for side in sides})
+        str(kind): {
+            what: _compared({side: [each[at] for each in got[kind, side]] for side in sides})
             for at, what in enumerate(_WHAT)
         }
-        for beside, length in kinds
+        for kind in kinds
     }
 
 
@@ -128,14 +150,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=24, help="tokens of an answer")
     parser.add_argument("--alone", action="store_true", help="only without other prompts")
+    parser.add_argument("--shared", type=int, default=0, help="also prompts with so many tokens in common")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)
     sides, lengths = given.sides.split(","), [int(each) for each in given.prompts.split(",")]
     if unknown := set(sides) - SIDES.keys():
         parser.error(f"no such side: {', '.join(sorted(unknown))}")
-    loads = (False,) if given.alone else (False, True)
+    if given.shared and given.shared >= min(lengths):
+        parser.error("prompts need tokens of their own behind those that they share")
+    loads, shared = (False,) if given.alone else (False, True), (0, given.shared) if given.shared else (0,)
+    kinds = [Kind(length, each, beside) for beside in loads for length in lengths for each in shared]
     with Zoo(given.store, create=False) as zoo:
-        found = measured(zoo, given.model, sides, lengths, given.requests, given.rounds, loads, given.tokens)
+        found = measured(zoo, given.model, sides, kinds, given.requests, given.rounds, given.tokens)
     deliver(found, given.output)
     return 0
 

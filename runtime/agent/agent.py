@@ -546,7 +546,8 @@ class Agent:
     ) -> list[AgentCommand]:
         match event:
             case StartMigration():
-                out = self._moves.receive(event, self._shelf.specs.get(event.stage.id), now)
+                donor = self._sequence_table.sequences.get(event.shared[0]) if event.shared is not None else None
+                out = self._moves.receive(event, self._shelf.specs.get(event.stage.id), now, donor)
             case FinishMigration():
                 sequence = self._sequence_table.sequences.get(event.seq)
                 out = self._moves.settle(event, None if sequence is None else sequence.keys)

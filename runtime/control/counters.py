@@ -98,6 +98,10 @@ class AgentCounters:
     handoff_transfers: int = _shown("blockzoo:handoff_transfers", "Times that hand-offs sent K and V.")
     handoffs_aborted: int = _shown("blockzoo:handoffs_aborted", "Hand-offs that were given up.")
     handoff_bytes: int = _shown("blockzoo:handoff_bytes", "Bytes of K and V that hand-offs sent.")
+    handoff_present_tokens: int = _shown(
+        "blockzoo:handoff_present_tokens",
+        "Tokens of hand-offs of which the K and V were where they decode, as of another prompt with the same prefix.",
+    )
     handoff_ns: int = _shown("blockzoo:handoff_seconds", "Duration of hand-offs, from request to commit.", per=1e9)
     local_prefills: int = _shown(
         "blockzoo:local_prefills", "Prompts of which the rest behind a cached prefix ran where they decode."

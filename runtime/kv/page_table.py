@@ -11,6 +11,8 @@ from runtime.types import AWAY, ModelSpec
 Group = tuple[int, ...]
 #: Layers [first, last) of a table, counted from its first one.
 Layers = tuple[int, int]
+#: All layers of a table.
+ALL = slice(None)
 
 
 class PageBookDamaged(Exception):

@@ -24,10 +24,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from runtime.kv.page_table import ALL, PageState, PageTable, check_free, check_table
 from runtime.kv.page_table import Group as Group
 from runtime.kv.page_table import Layers as Layers
 from runtime.kv.page_table import PageBookDamaged as PageBookDamaged
-from runtime.kv.page_table import PageState, PageTable, check_free, check_table
 from runtime.types import AWAY, ModelSpec, PageCounts
 
 
@@ -135,23 +135,24 @@ class PageBook:
             raise ValueError(f"sequence {seq} has a table already")
         self._tables[seq] = PageTable(spec)
 
-    def share(self, seq: str, other: str, tokens: int, *, away: bool = False) -> tuple[Group, ...]:
+    def share(self, seq: str, other: str, tokens: int, *, away: bool = False, layers: slice = ALL) -> tuple[Group, ...]:
         """Start the empty table of `seq` with the page sets of the first tokens of `other`, and return them (BL-32).
 
-        Raises ValueError if `tokens` are not whole page sets, if `other` has not written that many, if some of its page
-        sets are away and `away` does not allow it, or if `seq` already has page sets; KeyError without a table.
+        `layers`: those of `other` that are all of the layers of `seq`. Raises ValueError if `tokens` are not whole page
+        sets, if `other` has not written that many, if some of its page sets are away and `away` does not allow it, or
+        if `seq` already has page sets or another number of layers; KeyError without a table.
         """
         mine, theirs = self._tables[seq], self._tables[other]
         width = theirs.spec.page_tokens
-        same = (mine.spec.page_tokens, mine.spec.kv_layers) == (width, theirs.spec.kv_layers)
+        same = (mine.spec.page_tokens, mine.spec.kv_layers) == (width, len(range(theirs.spec.kv_layers)[layers]))
         bad = theirs.lent or (theirs.away and not away) or not same
         if mine.groups or tokens % width or tokens > theirs.tokens or bad:
             raise ValueError(f"{seq} cannot share {tokens} tokens of {other}")
-        groups = theirs.groups[: tokens // width]
+        groups = [group[layers] for group in theirs.groups[: tokens // width]]
         for page in (page for group in groups for page in group if page != AWAY):
             self._refs[page] += 1
-        mine.groups.extend(groups)
-        mine.tokens, mine.away = tokens, {at: gone for at, gone in theirs.away.items() if at < len(groups)}
+        mine.groups, mine.tokens = [*groups], tokens
+        mine.away = {at: gone for at, gone in theirs.away.items() if at < len(groups)}
         return tuple(groups)
 
     def share_layers(self, seq: str, other: str, tokens: int, layers: int) -> None:

@@ -204,6 +204,8 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
             the sequence's pages here (IL-25).
         skipped: With `loan` and `recall`: attention layers of the debtor's hop before the first of `layers`.
         as_written: Whether the last tokens may not be computed yet: their row has been sent (TI-15).
+        shared: A sequence that is open here, and how many of its first tokens are shared instead of brought: whole page
+            sets, no more than `upto`. It holds for the first StartMigration of a move.
     """
 
     move: int
@@ -223,6 +225,7 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
     recall: int = 0
     as_written: bool = False
     skipped: int = 0
+    shared: tuple[str, int] | None = None
 
     @property
     def hop_layers(self) -> tuple[int, int]:

@@ -9,6 +9,7 @@
 
 - The destination is the only authority (`policy.migration.two_ended`): each page set is brought by one side.
 - All pages are taken before the first one arrives; a migration does not start without room for all of them.
+- The first page sets may be those of a sequence that is open here (`agent.migration.opening`).
 - The source only reads, and keeps serving the sequence.
 - Hidden states from which rows were recomputed stay in the activation cache here, as if hops had brought them.
 
@@ -27,6 +28,7 @@ from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.activation_fetch import ActivationFetch
 from runtime.agent.migration.incoming import IncomingMigration
 from runtime.agent.migration.mending import PageMending
+from runtime.agent.migration.opening import open_table
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
 from runtime.chains import Array, own
@@ -53,7 +55,6 @@ from runtime.messages import (
     StartMigration,
 )
 from runtime.policy.migration.pace import PaceMemory
-from runtime.policy.migration.two_ended import TwoEnded
 from runtime.types import ModelSpec
 
 
@@ -113,38 +114,31 @@ class IncomingMigrations:
 
     # -- the destination -----------------------------------------------------------------------------------------------
 
-    def receive(self, order: StartMigration, spec: ModelSpec | None, now: int) -> list[AgentCommand]:
-        """Start a migration, or extend one by what the sequence has grown."""
+    def receive(
+        self, order: StartMigration, spec: ModelSpec | None, now: int, donor: AgentSequence | None = None
+    ) -> list[AgentCommand]:
+        """Start a migration, or extend one by what the sequence has grown.
+
+        `donor`: the sequence of which it shares pages, as `order.shared` says; None if it is not here.
+        """
         known = self._incoming.get(order.move)
         if known is not None:
             return self._grow(known, order, now)
         if spec is None and (order.tokens or order.from_activations):
             return self._stuck(order.move, order.seq, f"{order.stage.id} is not loaded here")
-        first, last = order.layers
-        if order.loan or order.recall:  # no use of the stage, which may leave meanwhile
-            spec = ModelSpec(f"loan of {order.stage.id}", last - first, order.page_tokens, order.upto + 1, 1)
-        elif spec is None or spec.kv_layers != last - first:
-            spec = ModelSpec(order.stage.id, last - first, order.page_tokens, order.upto + 1, 1)
-        key = self._tables.open(f"{order.seq}!{order.move}", order.stage.lo, spec)
-        if not self._tables.grow(key, order.upto - order.first):
-            self._tables.release(key)
-            return self._stuck(order.move, order.seq, "no room for its pages")
-        request = order.request
-        sequence = AgentSequence(request, order.epoch, (), ())
-        # Without attention layers there are no pages to bring.
-        tokens = order.upto - order.first if spec.kv_layers else 0
-        ends = TwoEnded(
-            tokens, spec.page_tokens, recompute=bool(order.tokens) or order.from_activations, copy=order.copy
-        )
+        opened = open_table(order, spec, self._tables, self._device, donor)
+        if isinstance(opened, str):
+            return self._stuck(order.move, order.seq, opened)
+        sequence = AgentSequence(order.request, order.epoch, (), ())
         fetch = ActivationFetch(order.stage.lo) if order.from_activations else None
         self._incoming[order.move] = IncomingMigration(
             self._device,
             self._tables,
             self._config,
             order,
-            key,
-            spec,
-            ends,
+            opened.key,
+            opened.spec,
+            opened.ends,
             sequence,
             fetch,
             pace=self._paces.begin(order.stage.id, order.source),

@@ -36,11 +36,19 @@ def answer(
 
 def place_of(want: PageRequest, sequence: AgentSequence | None, device: str) -> tuple[str, slice] | None:
     """Return the page table that a request asks for, and which of its layers; None if they are not here."""
-    hop = next((hop for hop in _hops(want, sequence, device) if hop.covers(want.layers)), None)
+    if sequence is None or sequence.epoch != want.epoch:
+        return None
+    return layers_in(sequence, device, want.layers)
+
+
+def layers_in(sequence: AgentSequence | None, device: str, layers: tuple[int, int]) -> tuple[str, slice] | None:
+    """Return the page table of a sequence with these layers, and which of its layers they are; None if not here."""
+    hops = () if sequence is None else sequence.path
+    hop = next((hop for hop in hops if hop.device == device and hop.covers(layers)), None)
     key = None if sequence is None or hop is None else sequence.keys.get(hop.lo)
     if key is None or hop is None:
         return None
-    return key, slice(want.layers[0] - hop.layers[0], want.layers[1] - hop.layers[0])
+    return key, slice(layers[0] - hop.layers[0], layers[1] - hop.layers[0])
 
 
 def refused(want: PageRequest, why: str, kept: tuple[tuple[int, int], ...] = ()) -> Send:

@@ -65,13 +65,13 @@ class SequencePageTables:
         """Return whether any table belongs to this stage, given by its id."""
         return any(spec.name == stage for spec in self._specs.values())
 
-    def share(self, key: str, other: str, tokens: int) -> bool:
-        """Share the first `tokens` tokens of table `other` (`PageBook.share`).
+    def share(self, key: str, other: str, tokens: int, layers: slice = slice(None)) -> bool:
+        """Share the first `tokens` tokens of some layers of table `other` (`PageBook.share`).
 
         Returns False, and changes nothing, if that is not possible.
         """
         try:
-            self.book.share(key, other, tokens)
+            self.book.share(key, other, tokens, layers=layers)
         except (ValueError, KeyError):
             return False
         return True

@@ -1,7 +1,7 @@
 """Order the sequences that leave a device so that few shared pages end up on two devices (BL-18).
 
-A page that several sequences share is stored once per device that runs one of them. A move copies it, so a moved
-sequence has its own pages afterwards:
+A page that several sequences share is stored once per device that runs one of them. A move copies it, unless the new
+path has it already, so a moved sequence has its own pages afterwards:
 
     pages afterwards = pages before + sum over pages of (movers that hold it, less one if no other sequence does)
                     <= pages before + sum over movers of shared(i)           shared(i): pages that sequence i shares

@@ -6,7 +6,8 @@ A `TwoEnded` belongs to the destination, which alone assigns page sets to the tw
 
 so it is brought exactly once: an end gets page sets only from `next_front` and `next_back`, and results for page sets
 that are no longer assigned to it are refused. A page set is recomputed only when all before it are here, because
-attention reads them. Token ranges start with a page set and end with one, or with the last token.
+attention reads them. Token ranges start with a page set and end with one, or with the last token. The first page sets
+may be present at the destination; they are brought by neither end.
 
 Page sets without inputs for the front (`inputs`) are copied. Those that block the front are copied first, so that it
 can continue behind them. Pure bookkeeping; `pace` tracks how fast each end is.
@@ -23,6 +24,7 @@ class _State(IntEnum):
     COPYING = 2
     RECOMPUTED = 3
     COPIED = 4
+    PRESENT = 5
 
 
 Spans = tuple[tuple[int, int], ...]
@@ -40,21 +42,31 @@ class TwoEnded:
     """
 
     def __init__(
-        self, tokens: int, page_tokens: int, recompute: bool = True, copy: bool = True, failures: int = 3
+        self,
+        tokens: int,
+        page_tokens: int,
+        recompute: bool = True,
+        copy: bool = True,
+        failures: int = 3,
+        present: int = 0,
     ) -> None:
         """Start with `tokens` tokens to bring, `page_tokens` per page set.
 
-        `recompute` and `copy` enable the ends; copying stops after `failures` failed copies. Raises ValueError for
-        negative tokens or `page_tokens` below 1.
+        `recompute` and `copy` enable the ends; copying stops after `failures` failed copies. `present`: full page sets,
+        from the first one, that the destination has. Raises ValueError for negative tokens, `page_tokens` below 1, or
+        more that are present than there are.
         """
         if tokens < 0 or page_tokens < 1:
             raise ValueError(f"{tokens} tokens in pages of {page_tokens} cannot be moved")
+        if not 0 <= present * page_tokens <= tokens:
+            raise ValueError(f"{present} page sets of {tokens} tokens cannot be there")
         self.tokens = tokens
         self._width = page_tokens
         self._recompute, self._copy = recompute, copy
         self._failures = failures
         self._groups = bytearray(-(-tokens // page_tokens))
-        self._counts = [len(self._groups), 0, 0, 0, 0]  # page sets by state
+        self._groups[:present] = bytes([_State.PRESENT]) * present
+        self._counts = [len(self._groups) - present, 0, 0, 0, 0, present]  # page sets by state
         self._low = 0  # every page set below is here
         self._high = len(self._groups)  # no page set from here on is wanted
         self._grown = len(self._groups)  # page sets from here on were added during the migration: copied if possible
@@ -65,7 +77,7 @@ class TwoEnded:
     @property
     def is_complete(self) -> bool:
         """Return whether all page sets are here."""
-        return self._counts[_State.RECOMPUTED] + self._counts[_State.COPIED] == len(self._groups)
+        return sum(self._counts[_State.RECOMPUTED :]) == len(self._groups)
 
     @property
     def stuck(self) -> bool:
@@ -117,7 +129,7 @@ class TwoEnded:
     def recomputed_spans(self) -> Spans:
         """Return the recomputed token ranges [lo, hi), in order.
 
-        Disjoint from the copied ones; together they cover all tokens once complete.
+        Disjoint from the copied ones; together they cover all tokens but those that were present, once complete.
         """
         return self._spans(_State.RECOMPUTED)
 

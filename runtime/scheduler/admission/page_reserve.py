@@ -4,6 +4,8 @@ Contract:
 - Pages that the sequence takes at once are checked elsewhere, and in any case: this comes on top.
 - Pages of hand-offs under way, of cached prefixes that sequences share, and of migrations are not free. Idle cached
   prefixes are (UN-07).
+- Pages that sequences of the device share count as taken for good: they stay when one of these ends. All pages of the
+  sequence that is let in count as its own.
 - A device where nothing runs lacks none, so that a sequence that is expected to need more than it has runs in the end.
 """
 
@@ -52,13 +54,15 @@ class PageReserve:
         for other in device.passing.here.values():
             weight = sum(each for name, each in other.place.weights if name == device.name)
             if weight and other is not sequence:
-                there.append(_growth(other, weight, left))
-                taken += weight * other.pages.groups
+                shared = self._state.page_accounting.shared_pages(other.pages.holding, device)
+                there.append(_growth(other, weight, left, shared))
+                taken += weight * other.pages.groups - shared
         for move in self._moves:
             weight = move.pages_on(1).get(device.name, 0)
             if weight and move.sequence is not sequence:
-                there.append(_growth(move.sequence, weight, left))
-                taken += weight * move.groups
+                shared = weight * move.there.groups
+                there.append(_growth(move.sequence, weight, left, shared))
+                taken += weight * move.groups - shared
         if not there:
             return True
         slack = int(device.pages.capacity * self._state.config.watermark)
@@ -66,7 +70,10 @@ class PageReserve:
         return lasts(self._rule, capacity, there, _growth(sequence, pages, left))
 
 
-def _growth(sequence: ScheduledSequence, pages: int, left: Left) -> Growth:
-    """Return what a sequence takes, with pages that are begun counted as if they were full to the last token."""
+def _growth(sequence: ScheduledSequence, pages: int, left: Left, shared: int = 0) -> Growth:
+    """Return what a sequence takes, with pages that are begun counted as if they were full to the last token.
+
+    `shared`: pages that it shares, which do not count.
+    """
     width = sequence.chain.spec.page_tokens
-    return Growth(pages * (sequence.tokens + width - 1) / width, left(sequence), pages / width)
+    return Growth(pages * (sequence.tokens + width - 1) / width - shared, left(sequence), pages / width)

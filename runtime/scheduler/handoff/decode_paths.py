@@ -1,5 +1,7 @@
 """Choose the path on which a sequence decodes: the least loaded one, or by interference (TI-14).
 
+Of equally loaded paths the one is taken that has more of the sequence's K and V, as less is sent then.
+
 Contract: cells are paths that have no device in common, the least loaded one first. The choice is a function of the
 scheduler's events: random numbers are digests of sequences' names. It sends nothing.
 """
@@ -14,6 +16,9 @@ from runtime.scheduler.handoff.load_reports import DecodeLoad, LoadReports
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
+
+#: How much less a path counts as loaded that has all of a sequence's K and V: not as much as one sequence.
+_LESS_THAN_ONE = 0.4
 
 
 class DecodePaths:
@@ -39,7 +44,8 @@ class DecodePaths:
             lasts: Returns whether there is room on a path.
         """
         if self._rule == "load":
-            return self._state.router.least_loaded(sequence.chain, loads, sequence.longest, able), set()
+            nearer = self._prefer_present(sequence, able, loads)
+            return self._state.router.least_loaded(sequence.chain, nearer, sequence.longest, able), set()
         routes = self._cells(sequence, able, loads)
         reports, age = self._reports.read(now)
         cells = []
@@ -61,6 +67,20 @@ class DecodePaths:
                 ratios=found.ratios, chosen=found.chosen,
             )  # fmt: skip
         return routes[found.chosen], short
+
+    def _prefer_present(
+        self, sequence: ScheduledSequence, able: frozenset[str], loads: Mapping[str, float]
+    ) -> Mapping[str, float]:
+        """Return loads by which, of paths with as many sequences, the one that has more of the sequence is taken."""
+        if self._state.config.prefix_caching == "off":
+            return loads
+        marks = sequence.mark()
+        nearer = dict(loads)
+        for match in self._state.prefixes.matches(sequence.realm, marks, len(marks)):
+            if able.issuperset(there := {hop.device for hop in match.path}):
+                for name in there:
+                    nearer[name] -= _LESS_THAN_ONE * match.groups / len(marks)
+        return nearer
 
     def _cells(self, sequence: ScheduledSequence, able: frozenset[str], loads: Mapping[str, float]) -> list[Route]:
         routes: list[Route] = []

@@ -28,10 +28,10 @@ from collections import Counter
 
 from runtime.kv.pages import groups_for
 from runtime.scheduler.admission.bounding import Bounding
-from runtime.scheduler.admission.page_reserve import PageReserve
 from runtime.scheduler.handoff.decode_paths import DecodePaths
+from runtime.scheduler.handoff.decode_room import DecodeRoom
 from runtime.scheduler.handoff.load_reports import LoadReports
-from runtime.scheduler.migration.migration import Migration, crossings
+from runtime.scheduler.migration.migration import Migration
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
@@ -54,8 +54,9 @@ class Handoffs:
         self._state, self._order = state, order
         self._seating = seating
         self._migrations = migrations
-        self._reserve, self._reports = PageReserve(state, migrations.moves), LoadReports(state, migrations.moves)
+        self._reports = LoadReports(state, migrations.moves)
         self._paths = DecodePaths(state, self._reports)
+        self._room = DecodeRoom(state, migrations, seating.prefix_cache)
         self.waiting: dict[str, ScheduledSequence] = {}
         self._failures: Counter[str] = Counter()
         self._fresh = False
@@ -106,7 +107,7 @@ class Handoffs:
             return False
         if sequence.computed >= sequence.pages.room:
             devices = self._state.devices
-            if any(devices[name].pages.free < pages + self._slack(name) for name, pages in sequence.place.weights):
+            if any(devices[name].pages.free < pages + self._room.slack(name) for name, pages in sequence.place.weights):
                 sequence.awaits_handoff(True)
         return sequence.waits.handoff
 
@@ -165,13 +166,14 @@ class Handoffs:
             return None  # those that died come back
         best = router.roomier(chain, route, sequence.longest, within)
         least = min(self._seating.limit_on(sequence, best.path), self._seating.limit_on(sequence, sequence.path))
-        groups = groups_for(chain.spec, tokens)
-        if router.holds(best) < groups or least < self._seating.limit_on(sequence, sequence.path):
+        if router.holds(best) < groups_for(chain.spec, tokens) or least < self._seating.limit_on(
+            sequence, sequence.path
+        ):
             return "it has more room here"
         able = within - full
         while able:
             route, short = self._paths.choose(
-                sequence, able, loads, lambda route: not self._short(sequence, route, groups), now
+                sequence, able, loads, lambda route: not self._room.short(sequence, route, tokens), now
             )
             full |= short
             able -= short
@@ -181,7 +183,7 @@ class Handoffs:
                 return "its stages cannot be loaded there"
             if not lacking and self._seating.limit_on(sequence, route.path) < least:
                 lacking = set(route.devices)
-            elif not lacking and (lacking := self._crowded(sequence, route, groups)):
+            elif not lacking and (lacking := self._room.crowded(sequence, route, tokens)):
                 full |= lacking
             if not lacking:
                 return route
@@ -195,7 +197,8 @@ class Handoffs:
             state.tell.control(now, "dispatch.choose", "TI-02", source, seq=sequence.seq, to=route.devices)
             if not early:
                 state.tell.phase(now, sequence.request, "transfer", route.devices)
-            self._reports.assign(sequence, route.devices, self._needs(sequence, route, sequence.pages.groups))
+            if (move := self._migrations.moves.get_move(sequence)) is not None:
+                self._reports.assign(sequence, route.devices, move.taken_pages)
 
     def _load(self, sequence: ScheduledSequence, route: Route) -> set[str] | None:
         """Request the stages that a route lacks; return its devices that load, None if one cannot."""
@@ -207,47 +210,10 @@ class Handoffs:
             loading.add(name)
         return loading
 
-    def _crowded(self, sequence: ScheduledSequence, route: Route, groups: int) -> set[str]:
-        """Return the devices of a route without room for a sequence; where there are none, its pages are free."""
-        needs = self._needs(sequence, route, groups)
-        crowded = self._short(sequence, route, groups)
-        slack = {name: self._slack(name) for name in needs}
-        if not crowded and not self._seating.prefix_cache.make_room(needs, None, slack):
-            return set(needs)
-        return crowded
-
-    def _short(self, sequence: ScheduledSequence, route: Route, groups: int) -> set[str]:
-        """Return the devices of a route that lack pages for a sequence, now or later, or a place in their steps."""
-        state, bound = self._state, self._bound()
-        short = self._reserve.lacking(sequence, route.weights)
-        for name, pages in self._needs(sequence, route, groups).items():
-            device, comes = state.devices[name], name not in sequence.place.devices
-            if device.pages.free + device.pages.idle < pages + self._slack(name):
-                short.add(name)
-            if comes and device.passing.expected + bound[name] >= state.config.max_num_seqs:
-                short.add(name)
-        return short
-
-    def _needs(self, sequence: ScheduledSequence, route: Route, groups: int) -> Counter[str]:
-        """Return the pages that a sequence takes at once, by device."""
-        needs = Counter[str]()
-        for hop, target in crossings(sequence.chain, sequence.path, route.path):
-            needs[target] += (hop.layers[1] - hop.layers[0]) * groups
-        return needs
-
-    def _slack(self, name: str) -> int:
-        """Return the pages that stay free on a device where sequences run."""
-        device = self._state.devices[name]
-        return int(device.pages.capacity * self._state.config.watermark) if device.passing.count else 0
-
-    def _bound(self) -> Counter[str]:
-        """Return how many sequences come to each device by hand-offs under way."""
-        return Counter(name for move in self._migrations for name in {part.target for part in move.parts})
-
     def _loads(self) -> dict[str, float]:
         """Return the sequences of each device, with those that come."""
         loads = dict(self._state.devices.loads)
-        for name, count in self._bound().items():
+        for name, count in self._room.bound().items():
             loads[name] += count
         return loads
 
@@ -286,6 +252,7 @@ class Handoffs:
         counters.handoffs += 1
         counters.handoff_transfers += move.stages
         counters.handoff_bytes += sum(part.last.nbytes for part in move.parts if part.last is not None)
+        counters.handoff_present_tokens += move.present
         counters.handoff_ns += now - move.began
         self._state.tell.phase(now, sequence.request, "decode", {hop.device for hop in move.path})
         # Its prompt stays where later prompts can start from it.

@@ -20,7 +20,7 @@ Contract:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -168,6 +168,19 @@ class PageAccounting:
             _use(extent, 1, 1)
         return made
 
+    def pin(self, holding: PageHolding, groups: int, blocks: Collection[int]) -> PageHolding:
+        """Return a holding of the first page sets that another one has of these blocks: they stay until it is freed."""
+        ends = {at: _upto(end, groups) for at, end in holding.ends.items() if at in blocks}
+        made = PageHolding(ends, groups)
+        for extent in made.extents():
+            _use(extent, 1, 0)
+        return made
+
+    def shared_pages(self, holding: PageHolding, device: Device) -> int:
+        """Return how many pages of a holding on a device other sequences or migrations hold, too."""
+        ends = [end for end in holding.ends.values() if end.device is device]
+        return sum(each.size for end in ends for each in end.path() if each.users - each.idle > 1)
+
     def lendable(self, holding: PageHolding, device: str) -> list[PageRectangle]:
         """Return the first pages that a holding has on a device of its path, in runs of layers, and nothing else uses.
 
@@ -225,18 +238,23 @@ class PageAccounting:
                 stop -= extent.groups
         return found
 
-    def rehouse(self, holding: PageHolding, places: Places) -> None:
+    def rehouse(self, holding: PageHolding, places: Places, there: PageHolding | None = None) -> None:
         """Update a holding after its sequence changed its path: blocks on another device get new pages there.
 
         Their former pages are released; other users of them keep them. A holding cut by layers is cut by blocks again.
+        `there`: a pinned holding of page sets that are the first ones on the other devices; it is empty then.
         """
+        there = there or PageHolding()
         for at in list(holding.ends) if holding.bounds else ():
             self._release_at(holding, at)
         holding.bounds = ()
         for at, (name, pages) in enumerate(places):
             if pages and (at not in holding.ends or holding.ends[at].device is not self._devices[name]):
                 self._release_at(holding, at)
-                holding.ends[at] = self._new(name, pages, holding.groups, None)
+                before = there.ends.pop(at, None)
+                more = holding.groups - (0 if before is None else there.groups)
+                holding.ends[at] = before if before is not None and not more else self._new(name, pages, more, before)
+        self.free(there)
         for at in [at for at in holding.ends if at >= len(places)]:  # of a stand-in or of former candidates
             self._release_at(holding, at)
 

@@ -8,7 +8,7 @@ Contract:
   is preempted.
 - Where one cached prefix of a path is the beginning of another, only the longer one stays.
 - Once per `policy.kv.duplicates.PERIOD` prefixes are dropped that were not used since and exist on other devices too
-  (BL-27).
+  (BL-27). Where prompts and decoding are apart, those of the one side are no duplicates of the other's.
 - A cached prefix is dropped with any device of its path.
 
 Page accounting counts the pages; the prefix index finds the prefix.
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from runtime.policy.kv.duplicates import PERIOD, Copy, due, sweep
+from runtime.policy.roles.role import Role
 from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixShelf
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -209,9 +210,16 @@ class PrefixCache:
         state.changed = True
 
     def _others(self, cached_prefix: CachedPrefix) -> list[CachedPrefix]:
-        """Return the cached prefixes on other paths that include all of this one."""
-        having = self._state.prefixes.having(cached_prefix.shelf.realm, cached_prefix.marks[-1])
-        return [each for each in having if each.cached_prefix and each.shelf is not cached_prefix.shelf]
+        """Return the cached prefixes on other paths, of devices with the same roles, that include all of this one."""
+        having, roles = self._state.prefixes.having(cached_prefix.shelf.realm, cached_prefix.marks[-1]), self._roles
+        return [
+            each
+            for each in having
+            if each.cached_prefix and each.shelf is not cached_prefix.shelf and roles(each) == roles(cached_prefix)
+        ]
+
+    def _roles(self, cached_prefix: CachedPrefix) -> set[Role]:
+        return {self._state.devices.roles[hop.device] for hop in cached_prefix.path}
 
     def _copy(self, prefix: CachedPrefix, named: CachedPrefix, authoritative: bool) -> Copy:
         """Return a prefix's copy of the content of `named`, as `policy.kv.duplicates` needs it."""

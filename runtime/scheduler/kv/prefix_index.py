@@ -157,6 +157,12 @@ class PrefixIndex:
                 found.append(PrefixMatch(next(iter(shelf.places[wanted[groups - 1]])), groups))
         return sorted(found, key=lambda match: -match.groups)
 
+    def match_on(self, realm: tuple[str, str], path: Path, marks: Sequence[bytes]) -> PrefixMatch | None:
+        """Return the longest prefix with some of these marks, from the first, on a path; None if there is none."""
+        shelf = self._shelves.get(realm, {}).get(path)
+        groups = 0 if shelf is None else shelf.longest(marks)
+        return None if shelf is None or not groups else PrefixMatch(next(iter(shelf.places[marks[groups - 1]])), groups)
+
     def having(self, realm: tuple[str, str], mark: bytes) -> Iterator[CachedPrefix]:
         """Iterate over all prefixes with a mark, on any path."""
         for shelf in self._shelves.get(realm, {}).values():

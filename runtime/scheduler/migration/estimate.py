@@ -26,12 +26,14 @@ def move_seconds(
     target: str,
     copy: bool,
     recompute: bool,
+    present: int = 0,
 ) -> float:
     """Return the time until K and V of a sequence's blocks on `source` are on `target`.
 
     Args:
         copy: Whether pages are copied.
         recompute: Whether pages are recomputed at the destination.
+        present: Tokens that the destination has already.
     """
     blocks = tuple(use.block for use in uses)
     width = sequence.chain.spec.page_tokens
@@ -39,7 +41,7 @@ def move_seconds(
     again = _recompute_seconds(state, blocks, assume=not copy) if recompute else None
     there = state.devices[target].facts
     return state.times.move_seconds(
-        sequence.computed,
+        max(sequence.computed - present, 0),
         width,
         there.recompute_chunk,
         nbytes if copy else None,

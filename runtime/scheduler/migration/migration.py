@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from runtime.chains import Chain, Hop, Path, devices_of
 from runtime.messages import FinishMigration, MigrationReady, StartMigration
 from runtime.policy.migration.recompute_source import Front
+from runtime.scheduler.kv.page_accounting import PageHolding
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
@@ -61,7 +62,9 @@ class Migration:
         path: The sequence's path after the migration.
         copy: Whether pages are copied, from the back.
         upto: Tokens that the destinations have been asked for.
-        groups: Page sets taken at each destination.
+        groups: Page sets at each destination: taken, or there already.
+        there: Those that are there already, the first ones, shared with another sequence; empty for none.
+        donor: Name of that sequence.
         stages: Number of requests to the destinations so far.
         orphan: Whether the source is dead.
         crowded: Whether it was aborted because a destination had no room for what was computed meanwhile.
@@ -79,6 +82,8 @@ class Migration:
     purpose: Purpose = "move"
     upto: int = 0
     groups: int = 0
+    there: PageHolding = field(default_factory=PageHolding)
+    donor: str = ""
     stages: int = 0
     orphan: bool = False
     crowded: bool = False
@@ -107,6 +112,16 @@ class Migration:
         return self.purpose == "handoff" and self.sequence.phase != "decode"
 
     @property
+    def present(self) -> int:
+        """Tokens that the destinations have of the sequence already."""
+        return self.there.groups * self.sequence.spec.page_tokens
+
+    @property
+    def taken_pages(self) -> Mapping[str, int]:
+        """Pages that were taken for it, by destination."""
+        return self.pages_on(self.groups - self.there.groups)
+
+    @property
     def recompute(self) -> bool:
         return any(part.front.origin != "none" for part in self.parts)
 
@@ -127,6 +142,7 @@ class Migration:
             sequence.device_request,
             part.front.origin == "inputs",
             as_written=self.as_written,
+            shared=(self.donor, self.present) if self.donor else None,
         )
 
     def pages_on(self, groups: int) -> Mapping[str, int]:
@@ -194,11 +210,15 @@ class Moves:
         """Return a copy of the totals."""
         return replace(self.counts)
 
+    def pinned(self) -> list[PageHolding]:
+        """Return what other sequences have at destinations and stays there for migrations."""
+        return [move.there for move in self._moves.values() if move.donor]
+
     def held(self) -> dict[str, int]:
         """Return the pages that are taken for migrations, by destination."""
         held: dict[str, int] = {}
         for move in self._moves.values():
-            for target, pages in move.pages_on(move.groups).items():
+            for target, pages in move.taken_pages.items():
                 held[target] = held.get(target, 0) + pages
         return held
 
@@ -222,20 +242,23 @@ class Moves:
         move.sequence.moves(move.number)
         self.counts.started += 1
 
-    def end_move(self, move: Migration) -> None:
+    def end_move(self, move: Migration, committed: bool = False) -> None:
         """Remove a migration, and release its pages at the destinations.
 
-        On a commit the page accounting takes them for the sequence next (`SequenceLifecycle.reseat`).
+        On a commit the page accounting takes them for the sequence next (`SequenceLifecycle.reseat`), and those that
+        were there stay until then.
         """
         del self._moves[move.number]
         for part in move.parts:
             del self._parts[part.number]
         move.sequence.moves(0)
-        for target, pages in move.pages_on(move.groups).items():
+        for target, pages in move.taken_pages.items():
             device = self._state.devices[target]
             if device.alive:
                 device.pages.used -= pages
                 self._state.changed = True
+        if move.donor and not committed:
+            self._state.page_accounting.free(move.there)
 
     def cancel(self, sequence: ScheduledSequence) -> None:
         """Abort the migration of a sequence that leaves its devices."""

@@ -6,7 +6,8 @@
 
 Contract:
 - The source serves the sequence until it is held, and keeps its pages until the migration is committed.
-- The destination's pages are taken in the page accounts before they are requested.
+- The destination's pages are taken in the page accounts before they are requested: those that it lacks. The first page
+  sets may be there already (`scheduler.migration.places`); they are neither taken nor brought, and stay meanwhile.
 - Any failure (no room, pages that do not verify, a dead destination) leaves the sequence where it was.
 - If the source dies, recomputing continues to the end where it has what it starts from: token ids at the start of a
   chain; elsewhere hidden states that the source kept, if all have arrived.
@@ -42,6 +43,7 @@ from runtime.scheduler.migration.migration import (
     part_of,
     sendable,
 )
+from runtime.scheduler.migration.places import MovePlaces
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -54,6 +56,7 @@ class Migrations:
         self._state = state
         self._seating = seating
         self.moves = moves
+        self.places = MovePlaces(state, seating.prefix_cache)
         #: Called with each migration that was committed (True) or aborted, before its sequence goes on.
         self.on_end: Callable[[Migration, bool, int], None] = lambda move, committed, now: None
 
@@ -121,18 +124,21 @@ class Migrations:
             return lacking
         parts = self._parts(((hop, target),), front)
         move = Migration(parts[0].number, sequence, chain, parts, path, copy)
-        if not self._allocate_pages(move, sequence.computed):
+        if not self.places.reserve(move, sequence.computed, now):
             return f"no room for its pages on {target}"
         uses = [chain.uses[at] for at in blocks]
-        move.estimate = move_seconds(self._state, sequence, uses, hop.device, target, copy, move.recompute)
+        move.estimate = move_seconds(
+            self._state, sequence, uses, hop.device, target, copy, move.recompute, move.present
+        )
         self._begin(move, now, hold)
         return None
 
     def hand_off(self, sequence: ScheduledSequence, path: Path, now: int, early: bool = False) -> str | None:
         """Start the hand-off of a sequence to another path; return None, or why it cannot start now (TI-19).
 
-        All stages of the path must be loaded. As many pages are taken as the sequence has. It goes on meanwhile
-        unless it waits for its hand-off. `early`: its context is not computed yet; `add_chunk` and `end_chunks` follow.
+        All stages of the path must be loaded. As many pages are taken as the sequence has and the path lacks. It goes
+        on meanwhile unless it waits for its hand-off. `early`: its context is not computed yet; `add_chunk` and
+        `end_chunks` follow.
         """
         chain, moved = sequence.chain, crossings(sequence.chain, sequence.path, path)
         targets = {device for _, device in moved}
@@ -144,11 +150,13 @@ class Migrations:
             return "no page of it is full"
         parts = self._parts(moved, Front("none", "a hand-off copies"))
         move = Migration(parts[0].number, sequence, chain, parts, path, copy=True, purpose="handoff")
-        if not self._allocate_pages(move, sequence.computed):
+        if not self.places.reserve(move, sequence.tokens if early else sequence.computed, now):
             return "no room for its pages"
         if len(parts) == 1:
             uses = [use for use in chain.uses if parts[0].hop.lo <= use.lo and use.hi <= parts[0].hop.hi]
-            move.estimate = move_seconds(self._state, sequence, uses, move.source, move.target, True, False)
+            move.estimate = move_seconds(
+                self._state, sequence, uses, move.source, move.target, True, False, move.present
+            )
         self._begin(move, now, hold=sequence.waits.handoff)
         return None
 
@@ -214,6 +222,8 @@ class Migrations:
         """Abort a migration that the destination has given up; nothing of it is left there."""
         move = self.moves.get(event.move)
         if move is not None:
+            # The donor may be what is missing there.
+            self._seating.prefix_cache.remove_prefix(move.donor)
             self._abort(move, now, event.reason, {event.move})
 
     def at_rest(self, sequence: ScheduledSequence, now: int) -> None:
@@ -287,7 +297,8 @@ class Migrations:
         self.moves.begin(move)
         for part in move.parts:
             self._trace_move(now, "kv.move.start", move, part)
-        self._request_upto(move, self._sendable(move.sequence) if move.early else move.sequence.computed)
+        upto = self._sendable(move.sequence) if move.early else move.sequence.computed
+        self._request_upto(move, max(upto, move.present))
         if hold:
             move.sequence.hold(True)
             self._state.starved.pop(move.sequence.seq, None)
@@ -321,7 +332,8 @@ class Migrations:
 
     def _request_upto(self, move: Migration, upto: int) -> None:
         """Request K and V of the sequence's first `upto` tokens from the destinations."""
-        move.upto, move.stages, move.as_written = upto, move.stages + 1, upto > move.sequence.computed
+        move.upto, move.stages = upto, move.stages + 1
+        move.as_written = upto > max(move.sequence.computed, move.present)
         for part in move.parts:
             part.asked = True
             self._state.out.add_message(part.target, move.request(part))
@@ -334,7 +346,7 @@ class Migrations:
             self._request_upto(move, upto)
 
     def _ask_more(self, move: Migration, now: int) -> None:
-        if self._allocate_pages(move, move.sequence.computed):
+        if self.places.allocate(move, move.sequence.computed):
             self._request_upto(move, move.sequence.computed)
         else:
             move.crowded = True
@@ -344,7 +356,7 @@ class Migrations:
         """Request the rest for a sequence with no row in flight, or commit if nothing is left and there is room."""
         if move.sequence.computed > move.upto:
             self._ask_more(move, now)
-        elif self._allocate_pages(move, move.upto):  # a row lost with its device may have taken one page set more
+        elif self.places.allocate(move, move.upto):  # a row lost with its device may have taken one page set more
             self._commit(move, now)
         else:
             self._abort(move, now, f"no room for what it holds on {move.target}")
@@ -352,12 +364,12 @@ class Migrations:
     def _commit(self, move: Migration, now: int) -> None:
         """Move the sequence to the new path. The pages are there before those it leaves are freed."""
         sequence, counts = move.sequence, self.moves.counts
-        self.moves.end_move(move)
+        self.moves.end_move(move, committed=True)
         for part in move.parts:
             end = FinishMigration(part.number, sequence.seq, sequence.epoch + 1, True)
             self._state.out.add_message(part.target, end)
         self.on_end(move, True, now)
-        self._seating.reseat(sequence, move.path)
+        self._seating.reseat(sequence, move.path, move.there)
         counts.committed += 1
         for last in (part.last for part in move.parts if part.last is not None):
             counts.copied += sum(hi - lo for lo, hi in last.copied)
@@ -394,16 +406,3 @@ class Migrations:
         )
         cause = "BL-16" if move.purpose == "move" else "TI-15"
         self._state.tell.move(now, event, move.sequence.request, told, last, why, cause)
-
-    def _allocate_pages(self, move: Migration, upto: int) -> bool:
-        """Take pages at the destinations for `upto` tokens; return False if there is no room."""
-        # As many as the sequence holds, so that it can go on from its next row.
-        groups = max(groups_for(move.sequence.spec, upto), move.sequence.pages.groups)
-        more, devices = move.pages_on(groups - move.groups), self._state.devices
-        short = {target: pages for target, pages in more.items() if pages > devices[target].pages.free}
-        if short and not self._seating.prefix_cache.make_room(short):
-            return False
-        for target, pages in more.items():
-            devices[target].pages.used += max(pages, 0)
-        move.groups = max(groups, move.groups)
-        return True

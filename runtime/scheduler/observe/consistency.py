@@ -16,6 +16,7 @@ def check(state: ClusterState, cache: PrefixCache, moves: Moves, lending: Lendin
     holdings = [
         *(sequence.pages.holding for sequence in state.running.values()),
         *(cached_prefix.holding for cached_prefix in cache),
+        *moves.pinned(),
     ]
     state.page_accounting.check(holdings, Counter(moves.held()) + Counter(lending.loans.held()))
     lending.check()

@@ -21,6 +21,7 @@ from runtime.chains import Path
 from runtime.control.token_events import end_event, refusal_event
 from runtime.messages import LengthsProbed
 from runtime.policy.lengths.forecast import LengthForecast
+from runtime.scheduler.kv.page_accounting import PageHolding
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixMatch
 from runtime.scheduler.routing.route_cache import Route
@@ -122,12 +123,15 @@ class SequenceLifecycle:
             state.order.record_start(sequence, now)
         state.ready.append(sequence)
 
-    def reseat(self, sequence: ScheduledSequence, path: Path) -> None:
-        """Move a running sequence to another path that has its K and V already; close it on the devices it leaves."""
+    def reseat(self, sequence: ScheduledSequence, path: Path, there: PageHolding | None = None) -> None:
+        """Move a running sequence to another path that has its K and V already; close it on the devices it leaves.
+
+        `there`: its pages on the path that other sequences have, too.
+        """
         state, before, epoch = self._state, sequence.place.devices, sequence.epoch
         self.hide(sequence)
         self._put(sequence, state.router.along(sequence.chain, path))
-        state.page_accounting.rehouse(sequence.pages.holding, sequence.place.path_usage.places)
+        state.page_accounting.rehouse(sequence.pages.holding, sequence.place.path_usage.places, there)
         self.show(sequence)
         for name in sorted(sequence.place.devices - before):
             state.devices.enter(name, sequence)
@@ -241,10 +245,7 @@ class SequenceLifecycle:
         if sequence.seq in state.running:
             if reason in ("stop", "length"):
                 self.show(sequence)
-                # Elsewhere later prompts run only where little of them is left.
-                local = state.config.decode.local_prefill > 0
-                if local or state.router.admits(sequence.chain, sequence.path, "prompts"):
-                    self.prefix_cache.add_sequence(sequence, now)
+                self.prefix_cache.add_sequence(sequence, now)
             self._unseat(sequence, now)
         else:
             state.swapping.drop_copy(sequence)

@@ -7,6 +7,7 @@ host memory for K and V: too little or enough, with copies that take time or fai
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -226,7 +227,7 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     roles = tuple((f"d{at}", name) for at, name in enumerate(names))
     meanwhile: UntilHandoff = random.Random(repr((names, config.prefill_chunk))).choice(("rest", "decode"))
     grain = rng.choice(("request", "chunk"))
-    if random.Random(repr((config.prefill_chunk, names))).random() < 0.4:
+    if random.Random(repr((config.prefill_chunk, names))).random() < 0.4 or os.environ.get("BLOCKZOO_GRAIN") == "layer":
         grain = "layer"
     decode = DecodeConfig(grain=grain, until_handoff=meanwhile, local_prefill=rng.choice((0, 4, 30)))
     return replace(config, roles=roles, dispatch="placed", speculation=SpeculationConfig(), decode=decode)

@@ -24,18 +24,17 @@ MODEL = counting_model("org/base", "1 2* 3 4* 5 6* 7 8", max_model_len=256, voca
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
     launcher = processes(models=(MODEL,), pace=1.0)
-    config = ClusterConfig(roles=(("a", "prefill"), ("b", "decode")))
+    config = ClusterConfig(roles=(("a", "prefill"), ("b", "decode")), prefix_caching="cached")
     driver = ClusterDriver([MODEL.chain()], blocks((MODEL,), ()), ("a", "b"), launcher, config)
     with driver, serving(driver, FakeSource(tokenizer, known=[MODEL.spec]), ServerConfig()) as running:
         yield running
 
 
-def answer(server: Running, prompt: list[int]) -> None:
+def answer(server: Running, prompt: list[int], salt: str = "") -> None:
     """Ask for an answer, and check it."""
+    body = {"return_token_ids": True} | ({"cache_salt": salt} if salt else {})
     with server.client() as client:
-        got = client.completions.create(
-            model="org/base", prompt=prompt, max_tokens=9, temperature=0, extra_body={"return_token_ids": True}
-        )
+        got = client.completions.create(model="org/base", prompt=prompt, max_tokens=9, temperature=0, extra_body=body)
     tokens = getattr(got.choices[0], "token_ids")  # noqa: B009 - a field that OpenAI's class does not have
     assert tokens == expected(MODEL, prompt, SamplingParams(9, ignore_eos=True))
 
@@ -56,6 +55,21 @@ def test_answers_are_handed_off_and_counted(server: Running) -> None:
     assert roles(server) == {"a": "prefill", "b": "decode"}
     assert counted(server, "handoffs") == before + 1
     assert counted(server, "handoff_bytes") > 0 and counted(server, "handoff_seconds") > 0
+
+
+@pytest.mark.parametrize("salt", ["one", "other"])
+def test_a_prefix_that_is_where_it_decodes_is_not_sent_again(server: Running, salt: str) -> None:
+    """That of an earlier answer with the same system prompt and salt: ten of eleven page sets."""
+    system = [len(salt), *range(39)]
+    answer(server, [*system, 1], "one")
+    sent = [counted(server, "handoff_bytes")]
+    for prompt in ([*system, 2, 3], [*range(50, 90), 4, 5]):
+        before = counted(server, "handoff_present_tokens")
+        answer(server, prompt, salt)
+        sent.append(counted(server, "handoff_bytes"))
+        shares = prompt[0] == system[0] and salt == "one"
+        assert counted(server, "handoff_present_tokens") - before == (40 if shares else 0)
+    assert (sent[1] - sent[0]) * (11 if salt == "one" else 1) == sent[2] - sent[1] > 0
 
 
 @pytest.mark.parametrize(

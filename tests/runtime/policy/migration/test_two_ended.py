@@ -215,16 +215,35 @@ def test_what_cannot_be_moved() -> None:
             TwoEnded(tokens, width)
 
 
+@pytest.mark.parametrize("present", [0, 1, 3, 5])
+def test_what_is_present_is_brought_by_neither_end(present: int) -> None:
+    move = TwoEnded(5 * B, B, present=present)
+    front = move.next_front(B)
+    assert move.is_complete == (present == 5) and (front or range(0)).start == (0 if present == 5 else present * B)
+    assert not move.awaits(range(B)) and not move.copied(range(B)) and move.copied_spans == ()
+    while (span := move.next_back(2)) is not None:
+        assert span.start >= present * B and move.copied(span)
+    if front is not None:
+        assert move.recomputed(front)
+    assert move.is_complete
+    move.extend(6 * B)
+    assert move.next_back(9) == range(5 * B, 6 * B)
+    with pytest.raises(ValueError, match="cannot be there"):
+        TwoEnded(B - 1, B, present=1)
+
+
 class Moves(RuleBasedStateMachine):
     """Any order of claims, answers, failures, growth and ends.
 
     The model has the side that brought each token, and the spans claimed by each side.
     """
 
-    @initialize(tokens=st.integers(0, 40), recompute=st.booleans(), copy=st.booleans(), failures=st.integers(1, 5))
-    def begin(self, tokens: int, recompute: bool, copy: bool, failures: int) -> None:
-        self.move = TwoEnded(tokens, B, recompute, copy, failures)
-        self.here: dict[int, str] = {}
+    @initialize(tokens=st.integers(0, 40), recompute=st.booleans(), copy=st.booleans(), failures=st.integers(1, 5),
+                present=st.integers(0, 3))  # fmt: skip
+    def begin(self, tokens: int, recompute: bool, copy: bool, failures: int, present: int) -> None:
+        present = min(present, tokens // B)
+        self.move = TwoEnded(tokens, B, recompute, copy, failures, present)
+        self.here: dict[int, str] = dict.fromkeys(range(present * B), "present")
         self.front: list[range] = []
         self.back: list[range] = []
         self.late: list[range] = []
@@ -328,9 +347,11 @@ class Moves(RuleBasedStateMachine):
         """In the end the move is complete, or stuck with a reason."""
         drain(self.move)
         assert self.move.is_complete or self.move.stuck
+        present = {token: side for token, side in self.here.items() if side == "present"}
         if self.move.is_complete:
-            assert covered(self.move)
-        self.here = dict.fromkeys(tokens_in(self.move.recomputed_spans), "front")
+            brought = {*tokens_in(self.move.recomputed_spans), *tokens_in(self.move.copied_spans)}
+            assert brought == set(range(self.move.tokens)) - set(present)
+        self.here = present | dict.fromkeys(tokens_in(self.move.recomputed_spans), "front")
         self.here.update(dict.fromkeys(tokens_in(self.move.copied_spans), "back"))
 
     @invariant()

@@ -237,7 +237,7 @@ def test_a_prompt_stays_where_later_prompts_can_start_from_it() -> None:
     cluster.run()
     cluster.ask(request("b", [*range(16), 50, 51], "m", max_tokens=5), at=cluster.now)
     cluster.run()
-    assert [each.shelf.path[0].device for each in cluster.scheduler.prefix_cache] == ["d0"]
+    assert [each.path[0].device for each in cluster.scheduler.prefix_cache].count("d0") == 1
     (ref,) = cluster.trace.named("kv.ref")
     assert ref.seq == "b" and ref.extra["tokens"] == 16
     cluster.expect_phases()
@@ -264,7 +264,7 @@ def test_what_has_left_keeps_no_room() -> None:
     """The last one that waits for room is aborted: what comes later begins there again."""
     cluster = Apart(*PAIR, pages=60)
     cluster.ask(request("a", range(40), "m", max_tokens=30))
-    cluster.ask(request("big", range(40), "m", max_tokens=30), at=1 * MS)
+    cluster.ask(request("big", range(50, 90), "m", max_tokens=30), at=1 * MS)
     handoffs, state = cluster.scheduler._handoffs, cluster.scheduler._state
     reach(cluster, lambda: [*handoffs.waiting] == ["big"] and bool(state.awaited))
     cluster.abort("big", cluster.now)

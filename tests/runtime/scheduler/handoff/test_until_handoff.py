@@ -148,7 +148,7 @@ def test_chunks_that_were_sent_ahead_are_followed_by_the_rest() -> None:
 def test_without_room_for_what_has_grown_it_goes_later() -> None:
     """That is no failed hand-off: the device that decodes has room later, and a failed one would end its attempts."""
     settings = {"migration_final_sets": 1, "max_crashes": 1}
-    cluster = decoding(*PAIR, pages=46, page_bytes_per_ms=60.0, settings=settings)
+    cluster = decoding(*PAIR, pages=52, page_bytes_per_ms=60.0, settings=settings)
     cluster.ask(request("s", range(16), "m", max_tokens=40))
     cluster.ask(request("t", range(16), "m", max_tokens=40), at=5 * MS)
     cluster.run()

@@ -98,10 +98,25 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
             pages.prefix_cache.add(name)
         elif act == "move" and running:
             places = [(rng.choice(("d0", "d1", "d2")), count) for _, count in PLACES]
-            page_accounting.rehouse(holdings[seq], places)
+            there, groups, other = None, 0, rng.choice(sorted(holdings))
+            table = pages.tables[other]
+            if rng.random() < 0.7:  # another one has the first page sets there; it may go before they are taken over
+                for at in table:
+                    places[at] = table[at][0][0], places[at][1]
+                moved = [at for at in table if places[at][0] != pages.tables[seq][at][0][0]]
+                groups = rng.randrange(1, min(holdings[other].groups, holdings[seq].groups) + 1)
+                there = page_accounting.pin(holdings[other], groups, moved)
+                if other != seq and rng.random() < 0.5:
+                    page_accounting.check([*holdings.values(), there], {})
+                    page_accounting.free(holdings.pop(other))
+                    del pages.tables[other]
+                    pages.prefix_cache.discard(other)
+            page_accounting.rehouse(holdings[seq], places, there)
             for at, part in pages.tables[seq].items():
                 if part[0][0] != places[at][0]:
-                    pages.tables[seq][at] = pages.groups(places[at][0], places[at][1], len(part))
+                    fresh = pages.groups(places[at][0], places[at][1], len(part) - groups)
+                    pages.tables[seq][at] = [*table[at][:groups], *fresh]
+            assert there is None or not there.ends
         page_accounting.check(holdings.values(), {})
         used, idle = pages.used(), pages.used(idle=True)
         assert [(device.pages.used, device.pages.idle) for device in devices] == [
@@ -162,6 +177,8 @@ def test_the_longest_beginning_is_found_on_each_path(seed: int) -> None:
         prefixes.check([each for each, _ in standing])
         most = rng.randrange(6)
         found = {match.path: match.groups for match in prefixes.matches(realm, marks_of(tokens, 2), most)}
+        on_each = [(path, prefixes.match_on(realm, path, marks_of(tokens, 2)[:most])) for path in PATHS]
+        assert found == {path: match.groups for path, match in on_each if match is not None}
         best: dict[tuple[Hop, ...], int] = {}
         for each, others in standing:
             common = next(
