@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.policy.slo.bounds import CommonError, OutcomeBounds
+from runtime.policy.slo.bounds import CommonError, OutcomeBounds, independence
 from runtime.policy.slo.forecast import NOTHING, Forecast, Occupancy, Queued, forecast
 from runtime.policy.slo.groups import Group, GroupKey, Member, Rank
 from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
@@ -114,7 +114,7 @@ class Forecasts:
         self._most, self._places = places, dict[str, int]()
         self._running: dict[str, ScheduledSequence] = {}
         self._soft, self._by_class = soft, by_class
-        self._common, self._bounds = CommonError(), OutcomeBounds()
+        self._common, self._bounds, self._learned = CommonError(), OutcomeBounds(), 0
         self._promises: dict[str, _Promise] = {}
         self.queues = VirtualQueues()
         self.groups = self.queues.groups
@@ -177,7 +177,7 @@ class Forecasts:
             self.outcomes.append(outcome)
             self._outcome(now, promise.forecast.end / 1e9, took / 1e9)
             if promise.learned:
-                self._learn(promise.forecast, took)
+                self._learn(promise.forecast, took, now)
 
     # -- order ---------------------------------------------------------------------------------------------------------
 
@@ -284,8 +284,10 @@ class Forecasts:
     def _here(self, cell: str) -> list[ScheduledSequence]:
         return [each for each in self._running.values() if self.cell(each) == cell]
 
-    def _learn(self, told: Forecast, took: int) -> None:
-        self._bounds.add(abs(took - told.end) / max(told.unit, 1), told.least <= took <= told.most)
+    def _learn(self, told: Forecast, took: int, now: int) -> None:
+        own = independence(now - self._learned, took)
+        self._learned = now
+        self._bounds.add(abs(took - told.end) / max(told.unit, 1), told.least <= took <= told.most, own)
         self._common.add(told.end, told.sigma, took)
 
     def _key(self, sequence: ScheduledSequence) -> GroupKey:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from runtime.kv.pages import PageBook
+from runtime.types import AWAY
 from tests.runtime.kv.test_pages import WIDE
 
 
@@ -33,3 +36,34 @@ def test_pages_of_a_loan_are_lent_until_they_are_free() -> None:
     book.check()
     assert book.release("a") == WIDE.kv_layers and book.counts().lent == 0
     book.check()
+
+
+def test_pages_of_some_layers_go_once_and_come_back_once() -> None:
+    book, width = PageBook(40), WIDE.page_tokens
+    book.open("a", WIDE)
+    book.extend("a", 4 * width)
+    book.fill("a", 4 * width)
+    whole = book.groups_of("a")
+    assert book.send_away("a", 0, 2 * width, (0, 2)) == 4
+    assert [group[:2] for group in book.groups_of("a", 0, 2)] == [(AWAY, AWAY)] * 2
+    assert [group[2] for group in book.groups_of("a", 0, 2)] == [group[2] for group in whole[:2]], "the third is here"
+    book.check()
+    for layers in ((0, 1), (1, 3), (0, 4), (2, 2)):  # away already, or no layers of it
+        with pytest.raises(ValueError):
+            book.send_away("a", 0, width, layers)
+    assert book.send_away("a", 0, 3 * width, (2, 3)) == 3 and book.pages_of("a") == 12 - 7
+    for layers, lo in (((0, 1), 0), ((0, 3), 0), ((0, 2), 2 * width), ((1, 3), 2 * width)):  # too few, or here
+        book.open("b", replace(WIDE, kv_layers=2))
+        book.extend("b", width)
+        book.fill("b", width)
+        with pytest.raises(ValueError):
+            book.bring_back("a", "b", lo, layers=layers)
+        book.check()
+        book.release("b")
+    book.open("b", replace(WIDE, kv_layers=2))
+    (pages,) = book.extend("b", width)
+    book.fill("b", width)
+    book.bring_back("a", "b", width, layers=(0, 2))
+    assert book.groups_of("a", 1, 2) == ((*pages, AWAY),) and not book.holds("b")
+    book.check()
+    assert book.release("a") == 12 - 7 + 2

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.policy.slo.bounds import CommonError, OutcomeBounds
+from runtime.policy.slo.bounds import CommonError, OutcomeBounds, independence
 
 #: Scores of forecasts whose standard deviation is taken to be 1.
 DRAWS: dict[str, Callable[[random.Random], float]] = {
@@ -55,6 +55,38 @@ def test_bounds_hold_although_errors_grow() -> None:
         within.append(score <= bounds.sigmas)
         bounds.add(score, within[-1])
     assert 0.94 < sum(within[2000:]) / 10000 < 0.96
+
+
+def test_of_outcomes_at_the_same_time_each_counts_little() -> None:
+    """The share of outcomes within is right over waves that are off by one error each, not only for the latest ones."""
+    shares = list[float]()
+    for seed in range(12):
+        rng, bounds, within = random.Random(seed), OutcomeBounds(), list[bool]()
+        for _ in range(60):
+            off, sigmas = abs(rng.gauss(0, 1)), bounds.sigmas  # told when the wave before has ended
+            for _ in range(400):
+                within.append(off <= sigmas)
+                bounds.add(off, within[-1], independence(1.0, 400.0))
+        shares.append(sum(within[8000:]) / (len(within) - 8000))
+    assert 0.93 < sum(shares) / 12 < 0.97, shares
+
+
+def test_what_is_kept_is_worth_enough_or_as_many_as_may_be() -> None:
+    for own, kept in ((1.0, 4096), (1 / 128, 8192), (0.0, 16384)):
+        bounds = OutcomeBounds()
+        for _ in range(kept // 2):
+            bounds.add(9.0, True, own)
+        for _ in range(kept - 1):
+            bounds.add(1.0, True, own)
+        assert bounds._sorted[-1] == 9.0, "the last of the first ones"
+        bounds.add(1.0, True, own)
+        bounds.add(1.0, True, own)
+        assert bounds._sorted[-1] == 1.0
+
+
+def test_independence_is_the_share_of_a_wait_since_the_outcome_before() -> None:
+    assert [independence(each, 50.0) for each in (0.0, 1.0, 50.0, 80.0)] == [0.0, 0.02, 1.0, 1.0]
+    assert independence(1.0, 0.0) == 1.0
 
 
 def outcomes(common: float, own: float, waves: int = 60) -> CommonError:
