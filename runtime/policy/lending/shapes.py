@@ -93,7 +93,7 @@ def pieces(shape: LoanShape, here: Sequence[PageRectangle], need: int, coming: i
     whole = max((each for each in runs if not each.groups[0]), key=lambda each: each.pages, default=None)
     # What has grown in layers that are lent goes first, if it is worth a rest.
     if begun is not None and (whole is None or begun.pages >= _AT_LEAST * sum(each.pages for each in runs)):
-        return [LoanPiece(begun, False, min(begun.width, -(-need // begun.depth)), begun.width)]
+        return [LoanPiece(begun, False, min(begun.width, -(-need // begun.depth)), begun.width), _by_pages(begun, need)]
     if whole is None:
         return []
     layers = sum(each.depth for each in here)
@@ -104,7 +104,14 @@ def pieces(shape: LoanShape, here: Sequence[PageRectangle], need: int, coming: i
     most = max(least, min(whole.depth, layers - lent - kept))
     part = PageRectangle((whole.layers[0], whole.layers[0] + most), whole.groups)
     # Where no device has room for a whole layer: page sets of these.
-    return [LoanPiece(whole, True, least, most), LoanPiece(part, False, min(part.width, -(-need // most)), part.width)]
+    page_sets = LoanPiece(part, False, min(part.width, -(-need // most)), part.width)
+    return [LoanPiece(whole, True, least, most), page_sets, _by_pages(part, need)]
+
+
+def _by_pages(pages: PageRectangle, need: int) -> LoanPiece:
+    """Return pages of the first of some layers: what devices have room for that is less than a page of each."""
+    first = PageRectangle((pages.layers[0], pages.layers[0] + 1), pages.groups)
+    return LoanPiece(first, False, min(first.width, need), first.width)
 
 
 def _of_all_layers(here: Sequence[PageRectangle], need: int, coming: int) -> LoanPiece | None:

@@ -268,16 +268,13 @@ class Lending:
         return pieces(self._shape(sequence), here, need, coming, room)
 
     def _shape(self, sequence: ScheduledSequence) -> LoanShape:
-        """Return the shape of a sequence's loans: that of the first one, for all."""
-        config, loans = self.config, self.loans.of_sequence(sequence)
+        """Return the shape of a sequence's loans, the same for all while it is on a path."""
         if len(sequence.path) != 1:
             return "tokens"
-        if loans:
-            return "tokens" if all(each.is_of_all_layers for each in loans) else "layers"
-        if config.shape != "cheapest":
-            return config.shape
+        if self.config.shape != "cheapest":
+            return self.config.shape
         page = self._state.devices[sequence.path[0].device].pages.page_bytes
-        return cheaper_shape(sequence.longest * page, int(config.layer_mib * (1 << 20)))
+        return cheaper_shape(sequence.longest * page, int(self.config.layer_mib * (1 << 20)))
 
     def _creditors(self, sequence: ScheduledSequence, debtor: str, now: int) -> list[Creditor]:
         able = (each.name for each in self._state.devices if self._paused.get(each.name, 0) <= now)
@@ -306,7 +303,7 @@ class Lending:
         """Start the loan of a sequence that a creditor grants; return its number, 0 if it has nothing to lend now."""
         sequence = wish.sequence
         for piece in self._pieces(sequence, wish.hop, wish.pages):
-            if piece.by_layers == wish.piece.by_layers and piece.unit <= wish.piece.unit:
+            if (piece.by_layers, piece.unit) == (wish.piece.by_layers, wish.piece.unit):
                 self._start(sequence, wish.hop, creditor, piece.first(units), now)
                 return sequence.waits.move
         return 0

@@ -44,21 +44,28 @@ class LendingLimits:
         """Return the pages that a device lends in all (IL-08)."""
         return int(self._devices[device].pages.assured * self._cap)
 
-    def beyond(self, weights: Weights) -> int:
-        """Return the pages that the devices that are not on a path may lend to it, whatever they hold now.
+    def lent_groups(self, spec: ModelSpec, weights: Weights, pages: int) -> int:
+        """Return the page sets, of `pages` pages each, that devices off a path may lend to one on it, whatever they
+        hold now.
 
-        Devices that have died count if they come back.
+        Whole ones on each device: what is left over on several of them is none. Devices that have died count if they
+        come back.
         """
+        if not self.takes(spec, _names(weights)):
+            return 0
         on_path = {name for name, _ in weights}
         able = (each for each in self._devices if each.lends and not each.final and each.name not in on_path)
-        return sum(self.most(each.name) for each in able)
+        return sum(self.most(each.name) // len(weights) // pages for each in able)
 
     def holds(self, spec: ModelSpec, weights: Weights) -> int:
         """Return the page sets of one sequence that a path holds, with those that other devices hold for it."""
-        if not weights:
-            return 0
-        lent = self.beyond(weights) // len(weights) if self.takes(spec, _names(weights)) else 0
-        return min((self._devices[name].pages.assured + lent) // pages for name, pages in weights)
+        return min(
+            (
+                self._devices[name].pages.assured // pages + self.lent_groups(spec, weights, pages)
+                for name, pages in weights
+            ),
+            default=0,
+        )
 
     def local(self, weights: Weights) -> int:
         """Return the page sets of one sequence that a path holds by itself."""
@@ -71,7 +78,7 @@ class LendingLimits:
         for name, pages in weights:
             if groups * pages > (has := self._devices[name].pages.assured):
                 why = f"its {tokens} tokens need {groups * pages} pages on {name}, which has {has}"
-                more = self.beyond(weights) if self.takes(spec, _names(weights)) else 0
+                more = self.lent_groups(spec, weights, pages) * pages
                 return f"{why}; the devices that are not on its path lend at most {more}" if more else why
         return None
 

@@ -31,11 +31,14 @@ def test_tokens_are_the_first_page_sets_of_all_layers() -> None:
 
 def test_layers_are_lent_whole_as_many_as_do_not_fit_to_the_end() -> None:
     # Ten layers, 20 page sets of each here, 30 in the end: 200 pages hold six layers, without the 10 needed.
-    whole, part = pieces("layers", [rectangle((0, 10), (0, 20))], need=10, coming=10, room=200)
+    whole, part, page = pieces("layers", [rectangle((0, 10), (0, 20))], need=10, coming=10, room=200)
     assert (whole.by_layers, whole.unit, whole.least, whole.most) == (True, 20, 1, 4)
     assert whole.first(4) == rectangle((0, 4), (0, 20))
     assert not part.by_layers and part.pages == whole.first(whole.most), "page sets of these where no whole layer fits"
     assert (part.unit, part.least, part.most) == (4, 3, 20)
+    assert (page.pages, page.unit, page.least) == (rectangle((0, 1), (0, 20)), 1, 10), (
+        "and pages of one where these do not"
+    )
 
 
 def test_layers_that_are_lent_already_count() -> None:
@@ -46,12 +49,13 @@ def test_layers_that_are_lent_already_count() -> None:
 
 def test_what_has_grown_in_lent_layers_goes_first_if_it_is_worth_a_rest() -> None:
     here = [rectangle((0, 8), (10, 20)), rectangle((8, 10), (0, 20))]
-    piece = only(pieces("layers", here, need=9, coming=0, room=130))
+    piece, page = pieces("layers", here, need=9, coming=0, room=130)
+    assert page.first(3) == rectangle((0, 1), (10, 13))
     assert (piece.by_layers, piece.pages, piece.least, piece.most) == (False, rectangle((0, 8), (10, 20)), 2, 10)
     little = [rectangle((0, 1), (19, 20)), rectangle((1, 10), (0, 20))]
     assert pieces("layers", little, 9, 0, 190)[0].by_layers, "one page of 181 is not"
     last = [rectangle((0, 10), (19, 20))]
-    assert only(pieces("layers", last, 50, 0, 10)).first(1) == rectangle((0, 10), (19, 20)), "if it is all there is"
+    assert pieces("layers", last, 50, 0, 10)[0].first(1) == rectangle((0, 10), (19, 20)), "if it is all there is"
 
 
 def test_whatever_is_lent_is_here_and_makes_room_as_far_as_there_is_something() -> None:
