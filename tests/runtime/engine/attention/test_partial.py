@@ -172,3 +172,16 @@ def test_what_cannot_be_merged_or_cut_is_refused() -> None:
     rows.how = AttentionSettings(window=4)
     with pytest.raises(ValueError, match="sliding window"):
         rows.part(GatheredAttention, [range(len(k)) for k in rows.k], 4)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("length", [8191, 8192, 8193, 32767, 32768, 32769])
+def test_parts_are_exact_on_both_sides_of_the_papers_classes_of_lengths(name: str, length: int) -> None:
+    """Normal to 8,192 tokens, long to 32,768, very long behind: one kernel for all of them here (IL-02)."""
+    torch.manual_seed(length)
+    k, v = torch.randn(length, 1, 8), torch.randn(length, 1, 8).clamp(-1, 1)
+    rows, half = Rows([1], torch.randn(1, 2, 8), [k], [v], AttentionSettings()), length // 2
+    made = maker(name)
+    parts = {0: rows.part(made, [range(half)], 16), half: rows.part(made, [range(half, length)], 16)}
+    assert (merge(parts).out.double() - rows.exact()).abs().max() < 1e-6
+    assert (rows.part(made, [range(length)], 16).out.double() - rows.exact()).abs().max() < 1e-6
