@@ -212,7 +212,7 @@ class StepResults:
         plan, rows = self._steps.oldest_step(lane)
         self._steps.pop_step(lane)
         self._batches.clear()
-        again = [each for each in rows if intact and not plan.copied and _may_run_again(each)]
+        again = [each for each in rows if intact and _may_run_again(each)]
         kept = {each.name for each in again}
         self._tables.queue_releases([row.seq for row in plan.rows if row.seq not in kept], plan.released)
         self._steps.settle(rows)

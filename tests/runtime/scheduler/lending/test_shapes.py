@@ -108,6 +108,8 @@ def test_pages_of_layers_come_back() -> None:
     back = {event.extra["loan"] for event in one.trace.named("kv.recall")}
     first = {e.extra["loan"]: e.extra["layers"][0] for e in one.trace.named("kv.lend") if "layers" in e.extra}
     assert {first[loan] for loan in back} == {0, 1}, "loans that begin at the first layer, and behind it"
+    begun = min(event.t for event in one.trace.named("kv.recall"))
+    assert all(event.t < begun for event in one.trace.named("batch.preempt")), "what came back was of use"
 
 
 @pytest.mark.parametrize("shape", ["tokens", "layers"])
