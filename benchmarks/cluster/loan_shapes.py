@@ -1,13 +1,12 @@
 """Measure tokens of a request of which an agent holds some page sets of all layers, or all of some layers.
 
     python -m benchmarks.cluster.loan_shapes STORE MODEL [--prompts 500,1500,4000] [--shares 0.2,0.5] [--tokens 24]
-        [--rounds 3] [--output FILE]
+        [--rounds 3] [--shapes tokens,layers,cheapest] [--output FILE]
 
 Two agents, the model on one of them (`--placement on-demand`). For each prompt and share the pools are such that about
-this share of the request's K and V lies on the other agent at the end. In each round a server for each shape of
-`[loans] shape` answers the same request, in turns. `token_ms`: median time between two tokens, of each round;
-`equal`: all answers have the same tokens.
-`cheapest_over_best`: median of `cheapest` over the least median of both shapes.
+this share of the request's K and V lies on the other agent at the end. In each round a server for each of the shapes
+(`[loans] shape`) answers the same request, in turns. `token_ms`: median time between two tokens, of each round;
+`equal`: all answers have the same tokens; `over_first`: the median of a shape over that of the first.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ from benchmarks.reports import deliver
 from runtime.lending_config import LoanShape
 from zoo.api import Zoo
 
-SHAPES: tuple[LoanShape, ...] = get_args(LoanShape)
-
 
 def context_bytes(store: str, model: str, tokens: int) -> int:
     """Return the bytes of K and V of so many tokens of a model, in bfloat16."""
     with Zoo(store) as zoo:
-        config = zoo.manifest(model).config
+        config = zoo.model(model).config
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     return int(tokens * config["num_hidden_layers"] * 2 * config.get("num_key_value_heads", heads) * width * 2)
@@ -47,13 +44,16 @@ def one(store: str, model: str, body: dict[str, Any], pool: int, shape: LoanShap
             return answered(server, body)
 
 
-def point(store: str, model: str, prompt: int, share: float, tokens: int, rounds: int) -> dict[str, Any]:
+def point(
+    store: str, model: str, prompt: int, share: float, tokens: int, rounds: int, shapes: tuple[LoanShape, ...]
+) -> dict[str, Any]:
     """Return the measurements of one context and share."""
     body = asked(model, prompt, tokens)
     pool = int(context_bytes(store, model, prompt + tokens) * (1 - share))
-    found: dict[str, list[dict[str, Any]]] = {shape: [] for shape in SHAPES}
+    found: dict[str, list[dict[str, Any]]] = {shape: [] for shape in shapes}
     for number in range(rounds):
-        for shape in SHAPES[number % 3 :] + SHAPES[: number % 3]:
+        first = number % len(shapes)
+        for shape in shapes[first:] + shapes[:first]:
             found[shape].append(one(store, model, body, pool, shape))
     times = {shape: [each["token_ms"] for each in made] for shape, made in found.items()}
     middle = {shape: statistics.median(each) for shape, each in times.items()}
@@ -65,8 +65,7 @@ def point(store: str, model: str, prompt: int, share: float, tokens: int, rounds
         "loans": {shape: made[0]["counters"].get("loans") for shape, made in found.items()},
         "equal": len(answers) == 1,
         "token_ms": {shape: [round(each, 1) for each in sorted(made)] for shape, made in times.items()},
-        "layers_over_tokens": round(middle["layers"] / middle["tokens"], 3),
-        "cheapest_over_best": round(middle["cheapest"] / min(middle["tokens"], middle["layers"]), 3),
+        "over_first": {shape: round(each / middle[shapes[0]], 3) for shape, each in middle.items()},
     }
 
 
@@ -78,10 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shares", default="0.2,0.5")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shapes", default=",".join(get_args(LoanShape)))
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)
     grid = [(int(prompt), float(share)) for prompt in given.prompts.split(",") for share in given.shares.split(",")]
-    points = [point(given.store, given.model, *each, given.tokens, given.rounds) for each in grid]
+    shapes = tuple(given.shapes.split(","))
+    if not set(shapes) <= set(get_args(LoanShape)):
+        parser.error(f"shapes are {', '.join(get_args(LoanShape))}")
+    points = [point(given.store, given.model, *each, given.tokens, given.rounds, shapes) for each in grid]
     deliver({"points": points}, given.output)
     return 0
 
