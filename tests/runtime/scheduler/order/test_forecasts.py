@@ -11,6 +11,7 @@ import pytest
 
 from runtime.config import ClusterConfig, OrderConfig, Plan
 from runtime.engine.fakes.integer_model import counting_model
+from runtime.policy.slo.bounds import OutcomeBounds
 from runtime.policy.slo.groups import GroupKey, Member
 from runtime.policy.slo.lengths import class_of
 from runtime.scheduler.observe.snapshot import picture_of
@@ -169,3 +170,20 @@ def test_bounds_hold_where_the_speed_is_off_for_many_requests_alike() -> None:
     assert mean(each.forecast.unit / each.forecast.end for each in found) > 2 * mean(
         each.forecast.sigma / each.forecast.end for each in found
     )
+
+
+def test_outcomes_of_requests_that_wait_together_count_by_the_time_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shares, add = list[float](), OutcomeBounds.add
+
+    def noted(bounds: OutcomeBounds, score: float, within: bool, independence: float = 1.0) -> None:
+        shares.append(independence)
+        add(bounds, score, within, independence)
+
+    monkeypatch.setattr(OutcomeBounds, "add", noted)
+    found = played(lambda rng: rng.randint(10, 20))
+    ends = sorted(each.arrived + each.took for each in found)
+    waits = mean(each.took for each in found)
+    assert 0.3 < sum(shares) / ((ends[-1] - ends[0]) / waits) < 3, "about one for each wait that the run is long"
+    assert max(shares) <= 1 and sum(shares) < len(shares) / 5
