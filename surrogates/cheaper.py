@@ -25,7 +25,7 @@ from surrogates.block import BlockRun, Subject, as_float32
 from surrogates.making import free_name
 from surrogates.material import gather, metrics_of, score
 from surrogates.options import SurrogateOptions, SurrogateReport
-from surrogates.pruning.draft import bounds_of
+from surrogates.pruning.draft import bounds_of, refuse_quantized
 from surrogates.pruning.plan import check_layers
 from zoo.errors import InputError
 from zoo.manifest import Component, ModelManifest, Placed, TensorMeta
@@ -63,6 +63,7 @@ def make_from(
     bounds = bounds_of(handle.manifest, layers, "layer")
     first, last = take or proportional(layers, layers_of(handle.manifest), layers_of(source.manifest))
     check_layers((first, last), layers_of(source.manifest), source.name)
+    refuse_quantized(source.name, source.manifest.components)
     default = f"{handle.name}@surrogate-{layers[0]}-{layers[1]}-{source.name}-{first}-{last}"
     name = free_name(zoo, default if options.name is None else options.name)
     swap = _Swap(zoo, handle.manifest, bounds, _composition(handle.manifest, layers, source.name, (first, last)), name)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from surgery.families.quantized import is_quantized
 from surgery.families.table import FAMILIES, Family
 from zoo.errors import InputError, WrongBase
 from zoo.manifest import Component, ModelManifest, Placed
@@ -114,7 +115,7 @@ def plan_deltas(
         raise InputError(
             f"{exact.name} is a foundation: it has no base that deltas could be taken from; --base names one"
         )
-    _check_kind(exact)
+    _check_kind(exact, base)
     _check_alike(exact, base)
     planning = _Planning(exact, base, embeddings, norms)
     for at, placed in enumerate(exact.components):
@@ -124,11 +125,14 @@ def plan_deltas(
     return DeltaPlan(tuple(planning.matrices), tuple(planning.wholes))
 
 
-def _check_kind(exact: ModelManifest) -> None:
+def _check_kind(exact: ModelManifest, base: ModelManifest) -> None:
     if exact.kind == "bitfit":
         raise InputError(f"{exact.name} costs only its biases already: low-rank deltas have nothing to save")
     if exact.kind not in ("full", "foundation"):
         raise InputError(f"{exact.name} is of kind {exact.kind}: low-rank deltas rewrite full fine-tunes only")
+    for model in (exact, base):
+        if any(is_quantized(placed.component) for placed in model.components):
+            raise InputError(f"{model.name} is quantized: take low-rank deltas of exact models")
 
 
 def _check_alike(exact: ModelManifest, base: ModelManifest) -> None:

@@ -119,6 +119,11 @@ def settings_of_kind(config: Mapping[str, Any], kind: str) -> dict[str, Any] | N
         return dict(found)
 
 
+def is_quantized(component: Component) -> bool:
+    """Return whether a component has quantised weights, of any format."""
+    return json.loads(component.spec).get("quantization") is not None
+
+
 def why_not_computed(config: Mapping[str, Any]) -> str | None:
     """Return why a model's quantised weights cannot be computed with, None if they can or if there are none."""
     found = quantization_of(config)

@@ -9,13 +9,14 @@ Pure except for slicing tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from surgery.chains.plan import ChainLink, ChainPlan, plan_of, renumbered
+from surgery.families.quantized import is_quantized
 from surgery.families.table import Family, family_of
 from surgery.models.put import check_adapters
 from surrogates.block import BlockRun
@@ -115,7 +116,14 @@ def bounds_of(manifest: ModelManifest, layers: tuple[int, int], part: Part) -> t
     ]
     if not inside:
         raise InputError(f"layers {layers[0]}-{layers[1]} of {manifest.name} have no {part}")
+    refuse_quantized(manifest.name, manifest.components)
     return inside[0], inside[-1] + 1
+
+
+def refuse_quantized(name: str, components: Iterable[Placed]) -> None:
+    """Raise InputError if a component is quantised: stand-ins are made of, and for, exact weights."""
+    if any(is_quantized(placed.component) for placed in components):
+        raise InputError(f"{name} is quantized: make stand-ins of exact models")
 
 
 def pruned_run(target: PruneTarget, plan: PrunePlan, tensors: Mapping[str, Tensor]) -> BlockRun:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 
 from zoo.catalog import schema as t
+from zoo.catalog.parameters import quantized_parameters
 from zoo.manifest import ModelKind
 
 
@@ -50,7 +51,7 @@ class ModelSummary(ModelEntry):
     """A model's name, origin and sizes.
 
     Fields:
-        params: Elements over the distinct tensors of its components.
+        params: Parameters over the distinct tensors of its components: elements, or codes that they hold.
         bytes: Bytes over all distinct tensors that it references.
         bytes_own: Bytes over the tensors that no other model references: what removing the model would free.
     """
@@ -147,6 +148,7 @@ def _sizes(connection: Connection) -> Mapping[int, _Sizes]:
     # `all` fetches rows in one call; row by row takes twice as long.
     for digest, count, size in connection.execute(select(t.Tensor.digest, t.Tensor.elements, t.Tensor.nbytes)).all():
         elements[digest], nbytes[digest] = count, size
+    elements.update(quantized_parameters(connection))
     placed, held = _placed_tensors(connection), {}
     for model, count in _counts(
         connection, select(t.ModelTensor.model, func.count()).group_by(t.ModelTensor.model)

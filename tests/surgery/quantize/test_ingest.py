@@ -180,6 +180,31 @@ def _edited(key: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> 
     return edit
 
 
+@pytest.mark.parametrize("name", [*FORMATS, "gptq", "awq"])
+def test_parameters_are_counted_as_those_of_the_exact_model(zoo: Zoo, copied, name: str) -> None:
+    torch.manual_seed(1)
+    zoo.ingest(copied("llama", "exact", dtype="bfloat16"), "exact")
+    if name in FORMATS:
+        form = FORMATS[name]()
+        config, edit = form.config, form.write
+    else:
+        config, edit = OTHERS[name]
+    zoo.ingest(written(copied("llama", dtype="bfloat16"), config, edit), "m")
+    found = {model.name: model.params for model in zoo.models()}
+    assert found["m"] == found["exact"]
+
+
+@pytest.mark.parametrize("bits", [[4], {"a": 4}, "4", 4.0, 0, 99, None])
+def test_bits_that_say_nothing_leave_parameters_at_elements(zoo: Zoo, copied, bits: object) -> None:
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 16}
+    zoo.ingest(written(copied("llama", dtype="bfloat16"), config, gptq), "m")
+    (model,), manifest = zoo.models(), zoo.model("m").manifest
+    elements = {tensor.digest: tensor.elements for tensor in manifest.tensors}
+    named = [pair for placed in manifest.components for pair in placed.component.tensors]
+    counted = {digest for name, digest in named if not name.endswith((".qzeros", ".scales", ".g_idx"))}
+    assert model.params == sum(elements[digest] for digest in counted)
+
+
 DAMAGED = {
     "no scale": (_edited("mlp.up_proj.weight_scale", lambda t: None), "up_proj.weight_scale"),
     "scales of other groups": (_edited("mlp.up_proj.weight_scale", lambda t: t[:, :1]), "has shape"),
