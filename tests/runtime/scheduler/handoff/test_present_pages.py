@@ -143,7 +143,9 @@ def test_chunks_that_are_there_are_not_asked_for(grain: HandoffGrain) -> None:
     cluster.ask(like("b", 40), at=cluster.now)
     cluster.run()
     cluster.expect()
-    orders = [each.upto for *_, each in cluster.sent if isinstance(each, StartMigration) and each.seq == "b"]
+    sent_to = [each for *_, each in cluster.sent if isinstance(each, StartMigration) and each.seq == "b"]
+    orders = [each.upto for each in sent_to]
+    assert not sent_to[0].as_written, "all that is asked for first is there"
     assert orders[0] == 12 and sorted(set(orders)) == orders and orders[-1] == 19
     assert {start for device, seq, start, _ in cluster.ran if seq == "b" and device == "d0"} >= {0, 4, 8}
     assert sent(cluster, "b") == set(range(12, 19))

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.config import AgentConfig, ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
+from runtime.scheduler.migration.estimate import move_seconds
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -37,6 +38,7 @@ def moved(*blocks: range, devices: int = 2, **how: Any) -> VirtualCluster:
             committed = cluster.scheduler.migrations.counts().committed
             while cluster.migrate(name, part, target, **how) is not None:
                 cluster.run_one()
+            expect_estimate(cluster)
             while cluster.scheduler.migrations.counts().committed == committed:
                 cluster.run_one()
         if not at:
@@ -44,6 +46,16 @@ def moved(*blocks: range, devices: int = 2, **how: Any) -> VirtualCluster:
             assert before.copied + before.recomputed > len(SYSTEM)
             cluster.before = before  # type: ignore[attr-defined]
     return cluster
+
+
+def expect_estimate(cluster: VirtualCluster) -> None:
+    """Assert that a move is expected to take as long as what it brings, once the speed is known."""
+    (move,) = cluster.scheduler.migrations
+    uses = [use for use in move.chain.uses if move.parts[0].hop.lo <= use.lo < move.parts[0].hop.hi]
+    where = move.source, move.target, move.copy, move.recompute
+    whole = move_seconds(cluster.scheduler._state, move.sequence, uses, *where)
+    known = cluster.scheduler.migrations.counts().committed > 0 and whole > 0
+    assert (move.estimate < whole) == (move.present > 0 and known), (move.estimate, whole)
 
 
 @pytest.mark.parametrize("how", [{}, {"copy": False}, {"recompute": False}], ids=["both", "recompute", "copy"])
@@ -62,14 +74,15 @@ def test_the_second_one_brings_only_the_rest(blocks: range, how: dict[str, bool]
     cluster.expect()
 
 
-def test_what_is_shared_is_not_evicted_for_the_rest() -> None:
-    """It is the least recently used prefix of a device that has too few free pages."""
-    layers = M.spec.kv_layers
+@pytest.mark.parametrize("behind", [16, 60], ids=["kept", "in the way"])
+def test_what_is_shared_is_not_evicted_for_the_rest(behind: int) -> None:
+    """It is the least recently used prefix of a device that has too few free pages; a long one is in the way."""
     config = ClusterConfig(
         devices=2, placement="replicate", prefix_caching="cached", watermark=0.0, max_num_seqs=1
     )  # fmt: skip
-    cluster = VirtualCluster([M], [(1, 3, 4)], devices=2, pages=30 * layers, config=config)
-    for name, prompt in (("a", (*SYSTEM, *range(16))), ("x", range(60, 84))):
+    cluster = VirtualCluster([M], [(1, 3, 4)], devices=2, pages=30 * M.spec.kv_layers, config=config)
+    cached = [("a", (*SYSTEM, *range(behind))), ("x", range(60, 84))]
+    for name, prompt in cached if behind < 60 else cached[:1]:
         cluster.ask(request(name, prompt, "m", max_tokens=2), at=max(cluster.now, 20 * MS))
         cluster.run()
     assert {each.path[0].device for each in cluster.scheduler.prefix_cache} == {"d0"}
@@ -82,7 +95,7 @@ def test_what_is_shared_is_not_evicted_for_the_rest() -> None:
     assert cluster.migrate("b", range(4), "d0") is None
     assert cluster.scheduler.prefix_cache.counts().evicted > before
     (move,) = cluster.scheduler.migrations
-    assert move.present == len(SYSTEM)
+    assert move.present == (len(SYSTEM) if behind < 60 else 0)
     cluster.run()
     cluster.expect()
     counts = cluster.scheduler.migrations.counts()

@@ -86,6 +86,41 @@ def test_answers_are_those_of_one_device(
 @pytest.mark.parametrize(
     ("roles", "placement"), [(("prefill", "decode"), "auto"), (("prefill", "prefill", "decode"), "partition")]
 )
+def test_answers_with_the_prefixes_of_earlier_ones_are_those_of_one_device(
+    family: Bench,  # noqa: F811
+    alone: dict[str, list[object]],
+    roles: tuple[RoleName, ...],
+    placement: Placement,
+    grain: HandoffGrain,
+) -> None:
+    """All full page sets of their prompts are where they decode, and are not sent again."""
+    named = tuple((f"d{at}", role) for at, role in enumerate(roles))
+    config = ClusterConfig(
+        devices=len(roles), placement=placement, roles=named, prefill_chunk=8, prefix_caching="cached",
+        decode=DecodeConfig(grain=grain),
+    )  # fmt: skip
+    cluster = cluster_of(family, len(roles), pages=4000, config=config)
+    for model in MODELS:
+        for at, prompt in enumerate(prompts(len(model), LENGTHS)):
+            cluster.ask(SequenceRequest(f"{model}-{at}", "r", model, prompt, GREEDY))
+    cluster.run()
+    before = cluster.scheduler.state().counters
+    assert told(ask(cluster)) == told_before(cluster) | alone
+    counters = cluster.scheduler.state().counters
+    whole = before.handoff_bytes * len(KINDS)
+    assert counters.handoff_present_tokens > 0 and counters.handoffs_aborted == 0
+    assert counters.handoff_bytes - before.handoff_bytes < whole
+
+
+def told_before(cluster: VirtualCluster) -> dict[str, list[object]]:
+    """Return what the greedy answers were that came first."""
+    return {seq: events for seq, events in told(cluster).items() if seq.rpartition("-")[2] not in KINDS}
+
+
+@pytest.mark.parametrize("grain", ["request", "chunk", "layer"])
+@pytest.mark.parametrize(
+    ("roles", "placement"), [(("prefill", "decode"), "auto"), (("prefill", "prefill", "decode"), "partition")]
+)
 def test_answers_that_go_on_until_their_hand_off_are_those_of_one_device(
     family: Bench,  # noqa: F811
     alone: dict[str, list[object]],
