@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from runtime.config import AgentConfig, ClusterConfig, ControlConfig
+from runtime.decode_config import DecodeConfig
 
 #: An inline agent splits prompts over steps itself. It gets chunks of so many steps at once, so that few steps are half
 #: full.
@@ -21,8 +22,9 @@ _CHUNK = 256
 _CREDIT = 8
 
 #: Defaults of all options that are settings of the scheduler or of an agent. Of routing and placement the ones with the
-#: least latency in docs/measurements/simulated.md are shipped.
-SHIPPED_CLUSTER = ClusterConfig(residency="swap", routing="least-bytes")
+#: least latency in docs/measurements/simulated.md are shipped, of hand-offs the one with the least time to the second
+#: token (docs/measurements/tetri-decode.md).
+SHIPPED_CLUSTER = ClusterConfig(residency="swap", routing="least-bytes", decode=DecodeConfig(grain="layer"))
 SHIPPED_AGENT = AgentConfig()
 
 

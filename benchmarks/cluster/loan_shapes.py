@@ -3,8 +3,8 @@
     python -m benchmarks.cluster.loan_shapes STORE MODEL [--prompts 500,1500,4000] [--shares 0.2,0.5] [--tokens 24]
         [--rounds 3] [--shapes tokens,layers,cheapest] [--output FILE]
 
-Two agents, the model on one of them (`--placement on-demand`). For each prompt and share the pools are such that about
-this share of the request's K and V lies on the other agent at the end. In each round a server for each of the shapes
+Three agents, the model on one of them (`--placement on-demand`). For each prompt and share the pools are such that about
+this share of the request's K and V lies on other agents at the end: `lent`, of the pages in use. In each round a server for each of the shapes
 (`[loans] shape`) answers the same request, in turns. `token_ms`: median time between two tokens, of each round;
 `equal`: all answers have the same tokens; `over_first`: the median of a shape over that of the first.
 """
@@ -36,7 +36,7 @@ def context_bytes(store: str, model: str, tokens: int) -> int:
 
 def one(store: str, model: str, body: dict[str, Any], pool: int, shape: LoanShape) -> dict[str, Any]:
     """Return what a server with loans of this shape answers."""
-    options = ("--agents", "2", "--agent-kv-bytes", f"{pool},{4 * pool}", "--placement", "on-demand")
+    options = ("--agents", "3", "--agent-kv-bytes", f"{pool},{pool},{pool}", "--placement", "on-demand")
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as settings:
         settings.write(f'[loans]\nshape = "{shape}"\nrecall = 1.0\n')
         settings.flush()
@@ -61,7 +61,7 @@ def point(
     return {
         "prompt": prompt,
         "share": share,
-        "lent": {shape: round(lent_share(made[0]["ledger"]), 2) for shape, made in found.items()},
+        "lent": {shape: [round(lent_share(each["ledger"]), 2) for each in made] for shape, made in found.items()},
         "loans": {shape: made[0]["counters"].get("loans") for shape, made in found.items()},
         "equal": len(answers) == 1,
         "token_ms": {shape: [round(each, 1) for each in sorted(made)] for shape, made in times.items()},

@@ -89,7 +89,11 @@ def demand(model: str, requests: int, rate: float, seed: int, spread: LengthSpre
 
 
 def scenario(decoders: int, **policy: Any) -> Scenario:
-    """Return a scenario with a device for prompts for every two that decode; 0: with one device for both."""
+    """Return a scenario with a device for prompts for every two that decode; 0: with one device for both.
+
+    K and V travel when a prompt is done, as in the paper.
+    """
+    policy["decode"] = {"grain": "request", **policy.get("decode", {})}
     roles = ["prefill"] * -(-decoders // 2) + ["decode"] * decoders
     values = {
         "provision": "blocks", "parts": 1, "page_layers": 40, "max_model_len": LONGEST, "control": STILL,

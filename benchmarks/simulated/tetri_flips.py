@@ -26,12 +26,14 @@ from runtime.sim.workload.requests import Demand
 
 #: Requests per second, and median tokens of prompts and answers.
 PHASES = ((10.0, 900, 20), (2.0, 30, 700))
+#: K and V travel when a prompt is done, as in the paper.
+_BY_REQUEST = {"decode": {"grain": "request"}}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "both": {"roles": []},
-    "2 prefill, 1 decode": {"roles": ["prefill", "prefill", "decode"]},
-    "1 prefill, 2 decode": {"roles": ["prefill", "decode", "decode"]},
-    "spare": {"roles": ["prefill", "prefill", "decode"], "role_changes": {"watch": "spare"}},
-    "idle": {"roles": ["prefill", "prefill", "decode"], "role_changes": {"watch": "idle"}},
+    "2 prefill, 1 decode": {"roles": ["prefill", "prefill", "decode"], **_BY_REQUEST},
+    "1 prefill, 2 decode": {"roles": ["prefill", "decode", "decode"], **_BY_REQUEST},
+    "spare": {"roles": ["prefill", "prefill", "decode"], "role_changes": {"watch": "spare"}, **_BY_REQUEST},
+    "idle": {"roles": ["prefill", "prefill", "decode"], "role_changes": {"watch": "idle"}, **_BY_REQUEST},
 }
 
 

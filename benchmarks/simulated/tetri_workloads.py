@@ -47,14 +47,14 @@ PAPER: Mapping[str, tuple[float, float, float | None, float]] = {
 }  # fmt: skip
 _TETRI: Mapping[str, Any] = {
     "roles": ["prefill", "decode"], "prefill_chunk": 512, "max_num_batched_tokens": 512, "max_num_seqs": 256,
-    "prefill_order": "sjf", "prefill_window": 16, "decode": {"admission": "dynamic", "choice": "po2"},
+    "prefill_order": "sjf", "prefill_window": 16, "decode": {"admission": "dynamic", "choice": "po2", "grain": "request"},
 }  # fmt: skip
 _WHOLE: Mapping[str, Any] = {"prefill_chunk": LONGEST, "max_num_batched_tokens": 2 * LONGEST, "max_num_seqs": 16}
 SYSTEMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "vllm": ("nvlink3", _WHOLE),
     "roce": ("ts-roce", _TETRI),
     "nvlink": ("ts-nvlink", _TETRI),
-    "ours": ("ts-roce", {**_TETRI, "decode": {"admission": "peak"}}),
+    "ours": ("ts-roce", {**_TETRI, "decode": {"admission": "peak", "grain": "request"}}),
     "vllm 256": ("nvlink3", {"prefill_chunk": 512, "max_num_batched_tokens": 512, "max_num_seqs": 256}),
 }
 #: Share by which the predictor of lengths slows prompts, where both run on one device (Figure 17).

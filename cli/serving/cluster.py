@@ -159,7 +159,7 @@ def agent_settings(options: ServeOptions, config: EngineConfig, half_page: int) 
         loan_seconds=loans,
         loan_shipping=options.loans.ship,
         pool_beat_seconds=beats,
-        watch_layers=options.handoff_grain != "request",
+        watch_layers=options.roles is not None and options.handoff_grain != "request",
     )
 
 
