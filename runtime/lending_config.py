@@ -54,7 +54,7 @@ class LendingConfig:
     reclaim: bool = True
     circle_pages: int = 8
     ship: LoanShipping = "query"
-    shape: LoanShape = "tokens"
+    shape: LoanShape = "cheapest"
     layer_mib: float = 4.0
     mend: bool = True
     beat_ms: int = 100

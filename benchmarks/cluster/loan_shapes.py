@@ -3,10 +3,11 @@
     python -m benchmarks.cluster.loan_shapes STORE MODEL [--prompts 500,1500,4000] [--shares 0.2,0.5] [--tokens 24]
         [--rounds 3] [--shapes tokens,layers,cheapest] [--output FILE]
 
-Three agents, the model on one of them (`--placement on-demand`). For each prompt and share the pools are such that about
-this share of the request's K and V lies on other agents at the end: `lent`, of the pages in use. In each round a server for each of the shapes
-(`[loans] shape`) answers the same request, in turns. `token_ms`: median time between two tokens, of each round;
-`equal`: all answers have the same tokens; `over_first`: the median of a shape over that of the first.
+Three agents, the model on one of them (`--placement on-demand`). For each prompt and share the pools are such that
+about this share of the request's K and V lies on other agents at the end (`lent`: of the pages in use; 0 where the
+answer had ended before it was asked for). In each round a server for each of the shapes (`[loans] shape`) answers the
+same request, in turns. `token_ms`: median time between two tokens, of each round; `equal`: all answers have the same
+tokens; `over_first`: the median of a shape over that of the first.
 """
 
 from __future__ import annotations

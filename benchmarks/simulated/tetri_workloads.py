@@ -47,7 +47,8 @@ PAPER: Mapping[str, tuple[float, float, float | None, float]] = {
 }  # fmt: skip
 _TETRI: Mapping[str, Any] = {
     "roles": ["prefill", "decode"], "prefill_chunk": 512, "max_num_batched_tokens": 512, "max_num_seqs": 256,
-    "prefill_order": "sjf", "prefill_window": 16, "decode": {"admission": "dynamic", "choice": "po2", "grain": "request"},
+    "prefill_order": "sjf", "prefill_window": 16,
+    "decode": {"admission": "dynamic", "choice": "po2", "grain": "request"},
 }  # fmt: skip
 _WHOLE: Mapping[str, Any] = {"prefill_chunk": LONGEST, "max_num_batched_tokens": 2 * LONGEST, "max_num_seqs": 16}
 SYSTEMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

@@ -269,7 +269,7 @@ class Lending:
 
     def _shape(self, sequence: ScheduledSequence) -> LoanShape:
         """Return the shape of a sequence's loans, the same for all while it is on a path."""
-        if len(sequence.path) != 1:
+        if len(sequence.path) != 1 or sequence.spec.kv_layers < 2:
             return "tokens"
         if self.config.shape != "cheapest":
             return self.config.shape

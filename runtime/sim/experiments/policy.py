@@ -82,7 +82,7 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     lending = _named(scheduler, given).lending
     if lending.mode == "negotiated":
         raise InputError("policies.lending.mode: simulated clusters have no managers of the pool; take planned")
-    if lending.shape != "tokens":
+    if lending.shape == "layers":
         raise InputError("policies.lending.shape: a simulated page has all layers; take tokens")
     if lending.mode != "off":
         scheduler, agent = shipped(devices, launches_ahead=False)

@@ -69,7 +69,7 @@ def lending(
     agents = AgentSettings(report_seconds=0.05, loan_seconds=5.0, loan_shipping=ship)
     config = ClusterConfig(
         devices=4, placement="on-demand", prefill_chunk=CHUNK, prefix_caching="off",
-        lending=LendingConfig("planned", 1.0, recall=1.0, mend=mend),
+        lending=LendingConfig("planned", 1.0, recall=1.0, mend=mend, shape="tokens"),
     )  # fmt: skip
     driver = ClusterDriver(
         [described.chain], described.blocks, [f"agent-{at}" for at in range(4)],

@@ -29,7 +29,8 @@ def cluster(
 ) -> VirtualCluster:  # fmt: skip
     lending = LendingConfig(
         mode,
-        **{
+        **{"shape": "tokens"}
+        | {
             name: changes.pop(name)
             for name in ("cap", "busy", "recall", "reclaim", "circle_pages", "mend", "shape", "layer_mib")
             if name in changes

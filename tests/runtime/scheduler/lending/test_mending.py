@@ -58,7 +58,7 @@ def test_negotiated_loans_are_mended_too(victim: str) -> None:
     """The devices that take pages in place of the dead one are found by the managers of the pool."""
     mended = 0
     for at in range(20, 150, 9):
-        lending = LendingConfig("negotiated", recall=1.0, mend=True, beat_ms=20)
+        lending = LendingConfig("negotiated", recall=1.0, mend=True, beat_ms=20, shape="tokens")
         config = ClusterConfig(devices=4, placement="replicate", prefill_chunk=CHUNK, lending=lending)
         one = Pooled([M], [()], devices=4, pages=60, config=config, beat=20 * MS)
         one.ask(request("a", prompt(150), "m", max_tokens=120, ignore_eos=True))
@@ -176,7 +176,7 @@ def test_an_abort_while_it_is_mended_frees_everything() -> None:
 
 @pytest.mark.parametrize("victim", ["d2", "d3"])
 def test_on_a_path_of_several_hops_all_of_it_runs_again(victim: str) -> None:
-    lending = LendingConfig("planned", recall=1.0, mend=True)
+    lending = LendingConfig("planned", recall=1.0, mend=True, shape="tokens")
     config = ClusterConfig(devices=4, placement="partition", prefill_chunk=CHUNK, lending=lending)
     one = VirtualCluster([M], [(3,)], devices=4, pages=40, config=config)
     one.ticks(MS, 900 * MS)

@@ -162,3 +162,12 @@ def test_a_sequence_with_some_layers_away_runs_again_if_their_holder_dies() -> N
     one.run()
     one.expect()
     assert {event.extra["why"] for event in one.trace.named("kv.mend.none")} == {"some layers of it are lent"}
+
+
+def test_by_default_short_contexts_are_lent_by_layers() -> None:
+    config = ClusterConfig(devices=2, placement="replicate", prefill_chunk=8, lending=LendingConfig("planned"))
+    one = VirtualCluster([SIX], [()], devices=2, pages=60, config=config)
+    one.ask(request("a", prompt(40), "m", max_tokens=20))
+    one.run()
+    one.expect()
+    assert layers_sent(one) and (0, 6) not in layers_sent(one)
