@@ -202,7 +202,7 @@ def test_with_a_decode_credit_under_way_all_of_it_runs_again() -> None:
 
 def test_schedules_with_loans_mend() -> None:
     mended = 0
-    for seed in (3, 6, 11):
+    for seed in (3, 20, 22):
         one = Anything(seed=seed, lends=True)
         one.run()
         one.expect_end()

@@ -29,10 +29,8 @@ from tests.runtime.virtual import request
 
 def cluster(devices: int = 3, pages: int = 60, **changes: Any) -> Pooled:
     names = ("cap", "busy", "beat_ms", "gone_ms", "managers", "shape")
-    lending = LendingConfig(
-        changes.pop("mode", "negotiated"),
-        **{"shape": "tokens"} | {name: changes.pop(name) for name in names if name in changes},
-    )
+    named = {"shape": "tokens"} | {name: changes.pop(name) for name in names if name in changes}
+    lending = LendingConfig(changes.pop("mode", "negotiated"), **named)
     config = ClusterConfig(
         devices=devices, placement="replicate", prefill_chunk=8, lending=lending, **changes.pop("settings", {})
     )

@@ -18,7 +18,7 @@ from runtime.config import ClusterConfig, EngineConfig
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
-from runtime.lending_config import LendingConfig, LendingMode
+from runtime.lending_config import LendingConfig, LendingMode, LoanShape
 from runtime.loans import LoanQuery
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
@@ -73,7 +73,12 @@ def answer(model: Bench) -> tuple[list[int], list[int]]:
     return prompt, greedy(reference(model.folders["long"]), prompt, 64)
 
 
-def cluster_of(bench: Bench, mib: Sequence[int], mode: LendingMode = "planned") -> VirtualCluster:  # noqa: F811
+def cluster_of(
+    bench: Bench,  # noqa: F811
+    mib: Sequence[int],
+    mode: LendingMode = "planned",
+    shape: LoanShape = "cheapest",
+) -> VirtualCluster:
     half = half_page(bench.store, CONFIG, ["long"])
     described = describe_chain(bench.store, "long", CONFIG, half, 1)
     pools = {f"d{at}": replace(CONFIG, kv_cache_memory_bytes=size * MIB) for at, size in enumerate(mib)}
@@ -85,7 +90,7 @@ def cluster_of(bench: Bench, mib: Sequence[int], mode: LendingMode = "planned") 
             bench.store, pools[name], half, name
         ),
         config=ClusterConfig(
-            devices=len(mib), placement="on-demand", prefill_chunk=512, lending=LendingConfig(mode),
+            devices=len(mib), placement="on-demand", prefill_chunk=512, lending=LendingConfig(mode, shape=shape),
             prefix_caching="off",
         ),
     )  # fmt: skip
@@ -98,9 +103,12 @@ def ask(cluster: VirtualCluster, prompt: Sequence[int], count: int) -> None:
 
 
 @pytest.mark.parametrize("mib", [(1, 8), (1, 4, 4), (1, 3, 3, 3)])
-def test_prompts_of_32000_tokens(model: Bench, answer: tuple[list[int], list[int]], mib: Sequence[int]) -> None:
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
+def test_prompts_of_32000_tokens(
+    model: Bench, answer: tuple[list[int], list[int]], mib: Sequence[int], shape: LoanShape
+) -> None:
     prompt, expected = answer
-    cluster = cluster_of(model, mib)
+    cluster = cluster_of(model, mib, shape=shape)
     ask(cluster, prompt, 64)
     told, counters = cluster.told["a"], cluster.scheduler.state().counters
     assert told.last.finish == "length", told.last
@@ -121,6 +129,6 @@ def test_bytes_of_a_query_do_not_depend_on_the_tokens_behind_it(
     """Per row and layer: two heads of 16 numbers there and back, and two log-sum-exps, all float32 (IL-27)."""
     monkeypatch.setattr("tests.runtime.scheduler.virtual_loans.DirectLink", CountingLink)
     for tokens in (4_100, 21_000):
-        ask(cluster_of(model, (1, 8)), answer[0][:tokens], 4)
+        ask(cluster_of(model, (1, 8), shape="tokens"), answer[0][:tokens], 4)
     assert min(CountingLink.found) < 1_024 and max(CountingLink.found) > 16_384
     assert set(CountingLink.found.values()) == {2 * 16 * 4 + 2 * 16 * 4 + 2 * 4}
