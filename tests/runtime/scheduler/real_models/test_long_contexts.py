@@ -102,8 +102,7 @@ def ask(cluster: VirtualCluster, prompt: Sequence[int], count: int) -> None:
     cluster.run()
 
 
-@pytest.mark.parametrize("mib", [(1, 8), (1, 4, 4), (1, 3, 3, 3)])
-@pytest.mark.parametrize("shape", ["tokens", "layers"])
+@pytest.mark.parametrize(("mib", "shape"), [((1, 8), "layers"), ((1, 4, 4), "layers"), ((1, 3, 3, 3), "tokens")])
 def test_prompts_of_32000_tokens(
     model: Bench, answer: tuple[list[int], list[int]], mib: Sequence[int], shape: LoanShape
 ) -> None:
