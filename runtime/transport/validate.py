@@ -177,6 +177,10 @@ def _no_arrays(message: Message, arrays: Sequence[Array]) -> bool:
     return not arrays
 
 
+def _start(message: StartMigration, arrays: Sequence[Array]) -> bool:
+    return not arrays and (message.shared is None or message.shared[1] > 0)
+
+
 def _go(message: RunRows, arrays: Sequence[Array]) -> bool:
     return not arrays and sum(message.counts) == len(message.tokens) and len(message.attempts) == len(message.speculate)
 
@@ -314,6 +318,7 @@ def _attended(message: LoansAttended, arrays: Sequence[Array]) -> bool:
 
 
 _CHECKS: dict[type[Message], Callable[..., bool]] = {
+    StartMigration: _start,
     LoadStages: _load,
     ReadAhead: _ahead,
     HostWeights: _host,

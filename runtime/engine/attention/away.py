@@ -12,6 +12,7 @@ here, one behind the other: no page id of another device is in them.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from runtime.chains import Array
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.attention.partial import PartialAttention, attend_partly, merge
 from runtime.engine.attention.pulled import PulledPages
-from runtime.engine.step.context import AttentionBackend, AwayRow, PagedMaker, PagedMetadata, RowSpan
+from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.transfers import put
 from runtime.lending_config import LoanShipping
@@ -99,8 +100,9 @@ class AwayLayers:
     def __init__(self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None) -> None:
         self.paging = paging
         self._made, self._creditors = made, creditors
-        self._of_layer: dict[int, AttentionBackend] = {}
-        self._of_rows: dict[tuple[AwayRow, ...], AttentionBackend] = {}
+        #: Layers at which the loans of a row begin or end: between two of them the same is away in all layers.
+        self._edges = sorted({edge - row.shift for row in paging.away for loan in row.loans for edge in loan.layers})
+        self._between: dict[int, AttentionBackend] = {}
 
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._at(layer).write_kv(layer, key, value)
@@ -112,13 +114,12 @@ class AwayLayers:
         self._at(layer).chunks(layer, now, out, lse)
 
     def _at(self, layer: int) -> AttentionBackend:
-        if (found := self._of_layer.get(layer)) is None:
+        part = bisect_right(self._edges, layer)
+        if (found := self._between.get(part)) is None:
             away = tuple(row for each in self.paging.away if (row := each.at_layer(layer)).loans)
-            if (found := self._of_rows.get(away)) is None:
-                paging = replace(self.paging, away=away)
-                found = AwayAttention(self._made, paging, self._creditors) if away else self._made(paging)
-                self._of_rows[away] = found
-            self._of_layer[layer] = found
+            paging = replace(self.paging, away=away)
+            found = AwayAttention(self._made, paging, self._creditors) if away else self._made(paging)
+            self._between[part] = found
         return found
 
 

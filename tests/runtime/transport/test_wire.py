@@ -40,8 +40,10 @@ from runtime.messages import (
     RowsDone,
     RowsLost,
     RunRows,
+    SendAway,
     SpeculationResult,
     StageReady,
+    StartMigration,
 )  # fmt: skip
 from runtime.messages.to_agent import AHEAD_STAGES
 from runtime.messages.to_scheduler import HOST_CHANGES
@@ -50,6 +52,7 @@ from runtime.transport.delta import ForwardRowsDelta
 from runtime.transport.validate import WireError
 from runtime.transport.wire import Frame, OtherProtocol, decode, encode
 from runtime.types import LengthMasses, Logprob, ModelSpec, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
+from tests.runtime.virtual import request
 
 SPEC = ModelSpec("m[0:3]", 1, 4, 64, 100)
 ROWS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
@@ -278,6 +281,13 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(PageData(1, "a", 1, 0, 4, "d", "", 2), [("float32", (1, 1))], bytes(4)),
         lying(PageData(1, "a", 1, 4, 4, "d", "", 2), [("float32", (0, 1))], b""),
         lying(Heartbeat(1), [("uint8", (1,))], b"x"),
+        lying(SendAway("a", 1, 0, 1, "b", 0, 16, (-1, 2)), []),
+        lying(
+            StartMigration(
+                1, "a", 1, Stage("m", 0, 2), (0, 2), 16, "b", 32, (), True, request("a", (1,)), shared=("c", -16)
+            ),
+            [],
+        ),
         lying(CloseSequences(("a", "b"), (1,)), []),
         lying(RunRows(("a",), (1,), (0,), (2,), (8,), (True,), (0,), (1,)), []),
         lying(RunRows(("a",), (1,), (-1,), (1,), (8,), (True,), (0,), (1,)), []),
@@ -359,7 +369,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         announced(Heartbeat(1), []),
         announced(PageData(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
     ],
-    ids=range(82),
+    ids=range(84),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):

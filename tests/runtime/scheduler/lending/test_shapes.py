@@ -147,7 +147,7 @@ def test_creditors_are_found_by_asking_for_layers_too() -> None:
     assert one.scheduler.state().counters.pool_grants > 0 and any(layers != (0, 3) for layers in layers_sent(one))
 
 
-def test_where_nobody_grants_a_whole_layer_less_is_asked_for() -> None:
+def test_where_no_device_grants_a_whole_layer_less_is_asked_for() -> None:
     one = negotiating(5, 60, shape="layers", cap=0.2)  # twelve pages each: a layer has 26
     one.ask(request("a", prompt(90), "m", max_tokens=10), at=50 * MS)
     one.run(until=3_000 * MS)
