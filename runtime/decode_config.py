@@ -33,6 +33,9 @@ class DecodeConfig:
             and is not handed off (`policy.roles.remainder`); 0: it never does.
         quantile: Share of the answers of a kind that are expected to be no longer than what `admission` reckons with.
         heavy_tokens: An answer of more tokens than this is a heavy decode (the paper: 128).
+        present_margin: By how much worse a path may be that has all K and V of a sequence than one that has none, for
+            `load`, `po2` and `least`: by its sequences, or by its shares of heavy decodes and of free pages; 0: what
+            is there does not count.
         load_reports_ms: Period of the reports of loads that `choice` is made from (TI-03); 0: the loads themselves.
     """
 
@@ -43,6 +46,7 @@ class DecodeConfig:
     local_prefill: int = 0
     quantile: float = 0.4
     heavy_tokens: int = 128
+    present_margin: float = 0.1
     load_reports_ms: int = 0
 
     def __post_init__(self) -> None:
@@ -58,6 +62,8 @@ class DecodeConfig:
             raise ValueError("local_prefill is at least 0, in tokens")
         if not 0.0 < self.quantile < 1.0 or self.heavy_tokens < 0 or not 0 <= self.load_reports_ms <= 3_600_000:
             raise ValueError("quantile is above 0 and below 1, heavy_tokens and load_reports_ms at least 0")
+        if not 0.0 <= self.present_margin <= 1.0:
+            raise ValueError("present_margin is from 0 to 1")
 
     @property
     def needs_lengths(self) -> bool:

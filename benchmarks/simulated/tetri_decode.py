@@ -88,10 +88,10 @@ def demand(model: str, requests: int, rate: float, seed: int, spread: LengthSpre
     return Demand((model,), at, np.zeros(len(at), dtype=np.int64), prompt, answer)
 
 
-def scenario(decoders: int, **policy: Any) -> Scenario:
+def scenario(decoders: int, net: str = "nvlink3", **policy: Any) -> Scenario:
     """Return a scenario with a device for prompts for every two that decode; 0: with one device for both.
 
-    K and V travel when a prompt is done, as in the paper.
+    K and V travel over links of the kind `net` when a prompt is done, as in the paper.
     """
     policy["decode"] = {"grain": "request", **policy.get("decode", {})}
     roles = ["prefill"] * -(-decoders // 2) + ["decode"] * decoders
@@ -101,7 +101,7 @@ def scenario(decoders: int, **policy: Any) -> Scenario:
         "placement": "replicate", **policy,
     }  # fmt: skip
     tables = {
-        "cluster": {"gpu": "2xV100-tetri", "servers": [1] * max(len(roles), 1), "weights": 0.95, "net": "nvlink3"},
+        "cluster": {"gpu": "2xV100-tetri", "servers": [1] * max(len(roles), 1), "weights": 0.95, "net": net},
         "apps": {"ladder": ["opt-13b"], "accuracy": [1.0]},
         "asked": {"longest": LONGEST},
         "policies": {"decode": values},

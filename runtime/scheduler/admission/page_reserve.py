@@ -4,14 +4,14 @@ Contract:
 - Pages that the sequence takes at once are checked elsewhere, and in any case: this comes on top.
 - Pages of hand-offs under way, of cached prefixes that sequences share, and of migrations are not free. Idle cached
   prefixes are (UN-07).
-- Pages that sequences of the device share count as taken for good: they stay when one of these ends. All pages of the
-  sequence that is let in count as its own.
+- Pages that sequences of the device share count as taken for good: they stay when one of these ends. Of the sequence
+  that is let in, those among them do not count; all others count as its own.
 - A device where nothing runs lacks none, so that a sequence that is expected to need more than it has runs in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from runtime.policy.roles.reservation import Growth, lasts
 from runtime.scheduler.devices.devices import Device
@@ -37,19 +37,27 @@ class PageReserve:
             return set()
         return self.lacking(sequence, route.weights)
 
-    def lacking(self, sequence: ScheduledSequence, needs: Iterable[tuple[str, int]]) -> set[str]:
+    def lacking(
+        self, sequence: ScheduledSequence, needs: Iterable[tuple[str, int]], stay: Mapping[str, int] | None = None
+    ) -> set[str]:
         """Return the devices of a path on which pages do not last.
 
-        `needs`: pages per page set, by device.
+        Args:
+            needs: Pages per page set, by device.
+            stay: Pages with K and V of the sequence that others share there, by device.
         """
         lengths = self._state.lengths
         if lengths is None or self._rule == "greedy":
             return set()
         left = lengths.most if self._rule == "peak" else lengths.least
         found = [(self._state.devices[name], pages) for name, pages in needs if pages]
-        return {device.name for device, pages in found if not self._lasts(sequence, device, pages, left)}
+        return {
+            device.name
+            for device, pages in found
+            if not self._lasts(sequence, device, pages, left, (stay or {}).get(device.name, 0))
+        }
 
-    def _lasts(self, sequence: ScheduledSequence, device: Device, pages: int, left: Left) -> bool:
+    def _lasts(self, sequence: ScheduledSequence, device: Device, pages: int, left: Left, stay: int) -> bool:
         there, taken = [], 0
         for other in device.passing.here.values():
             weight = sum(each for name, each in other.place.weights if name == device.name)
@@ -67,7 +75,7 @@ class PageReserve:
             return True
         slack = int(device.pages.capacity * self._state.config.watermark)
         capacity = device.pages.free + device.pages.idle + taken - slack
-        return lasts(self._rule, capacity, there, _growth(sequence, pages, left))
+        return lasts(self._rule, capacity, there, _growth(sequence, pages, left, stay))
 
 
 def _growth(sequence: ScheduledSequence, pages: int, left: Left, shared: int = 0) -> Growth:

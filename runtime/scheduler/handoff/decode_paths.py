@@ -1,6 +1,7 @@
 """Choose the path on which a sequence decodes: the least loaded one, or by interference (TI-14).
 
-Of equally loaded paths the one is taken that has more of the sequence's K and V, as less is sent then.
+Of nearly equally good paths the one is taken that has more of the sequence's K and V (`present_margin`): less is sent
+then, and pages that others use there are not needed again.
 
 Contract: cells are paths that have no device in common, the least loaded one first. The choice is a function of the
 scheduler's events: random numbers are digests of sequences' names. It sends nothing.
@@ -9,54 +10,64 @@ scheduler's events: random numbers are digests of sequences' names. It sends not
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from runtime.policy.roles.decode_choice import DecodeCell, choose_cell
+from runtime.scheduler.handoff.decode_room import NOTHING_PRESENT, DecodeRoom, PresentPages
 from runtime.scheduler.handoff.load_reports import DecodeLoad, LoadReports
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
-#: How much less a path counts as loaded that has all of a sequence's K and V: not as much as one sequence.
+#: Sequences by which a path with few of them counts as less loaded if it has all K and V of one: less than one.
 _LESS_THAN_ONE = 0.4
 
 
 class DecodePaths:
     """Choices of one scheduler."""
 
-    def __init__(self, state: ClusterState, reports: LoadReports) -> None:
-        self._state, self._reports = state, reports
-        self._rule, self._aged = state.config.decode.choice, state.config.decode.load_reports_ms > 0
+    def __init__(self, state: ClusterState, reports: LoadReports, room: DecodeRoom) -> None:
+        self._state, self._reports, self._room = state, reports, room
+        config = state.config.decode
+        self._rule, self._aged, self._margin = config.choice, config.load_reports_ms > 0, config.present_margin
 
     def choose(
-        self,
-        sequence: ScheduledSequence,
-        able: frozenset[str],
-        loads: Mapping[str, float],
-        lasts: Callable[[Route], bool],
-        now: int,
+        self, sequence: ScheduledSequence, able: frozenset[str], loads: Mapping[str, float], tokens: int, now: int
     ) -> tuple[Route | None, set[str]]:
         """Return the path for a sequence, and the devices without room for it that were left out.
 
         Args:
             able: Devices that it may pass.
             loads: Sequences by device, with those that are on their way.
-            lasts: Returns whether there is room on a path.
+            tokens: For which room is needed at once, the next one included.
         """
         if self._rule == "load":
             nearer = self._prefer_present(sequence, able, loads)
             return self._state.router.least_loaded(sequence.chain, nearer, sequence.longest, able), set()
         routes = self._cells(sequence, able, loads)
         reports, age = self._reports.read(now)
+        present = [self._present(sequence, route, tokens) for route in routes]
         cells = []
-        for route in routes:
-            there = [reports[name] for name in route.devices if name in reports]
-            worst = max(there, key=lambda load: load.heavy + load.light, default=None)
-            free = min((load.free / load.capacity for load in there if load.capacity), default=0.0)
-            room = self._room_reported(sequence, route, reports) if self._aged else lasts(route)
-            cells.append(DecodeCell(worst.heavy if worst else 0, worst.light if worst else 0, free, room))
+        for route, own in zip(routes, present, strict=True):
+            there = {name: reports[name] for name in route.devices if name in reports}
+            worst = max(there.values(), key=lambda load: load.heavy + load.light, default=None)
+            free = min(
+                (
+                    (load.free + own.spared.get(name, 0)) / load.capacity
+                    for name, load in there.items()
+                    if load.capacity
+                ),
+                default=0.0,
+            )
+            room = (
+                self._room_reported(sequence, route, reports, own)
+                if self._aged
+                else not self._room.short(sequence, route, tokens)
+            )
+            share = own.tokens / max(tokens - 1, 1)
+            cells.append(DecodeCell(worst.heavy if worst else 0, worst.light if worst else 0, free, room, share))
         heavy = self._reports.is_heavy(sequence)
-        found = choose_cell(cells, heavy, self._rule, _number(sequence))
+        found = choose_cell(cells, heavy, self._rule, _number(sequence), self._margin)
         short = {name for at in found.beta for name in routes[at].devices}
         if found.chosen is None:
             return None, short
@@ -64,22 +75,28 @@ class DecodePaths:
             self._state.tell.control(
                 now, "dispatch.candidates", "TI-14", sequence.path[0].device, seq=sequence.seq, heavy=heavy, age=age,
                 cells=[list(route.devices) for route in routes], alpha=found.alpha, beta=found.beta, drawn=found.drawn,
-                ratios=found.ratios, chosen=found.chosen,
+                ratios=found.ratios, free=[cell.free for cell in cells], present=[own.tokens for own in present],
+                spared=[sum(own.spared.values()) for own in present], chosen=found.chosen,
             )  # fmt: skip
         return routes[found.chosen], short
+
+    def _present(self, sequence: ScheduledSequence, route: Route, tokens: int) -> PresentPages:
+        """Return what a path has of a sequence, if that counts."""
+        return self._room.present(sequence, route, tokens) if self._margin else NOTHING_PRESENT
 
     def _prefer_present(
         self, sequence: ScheduledSequence, able: frozenset[str], loads: Mapping[str, float]
     ) -> Mapping[str, float]:
-        """Return loads by which, of paths with as many sequences, the one that has more of the sequence is taken."""
-        if self._state.config.prefix_caching == "off":
+        """Return loads by which, of paths with nearly as many sequences, the one is taken that has more of this one."""
+        if self._state.config.prefix_caching == "off" or not self._margin:
             return loads
         marks = sequence.mark()
         nearer = dict(loads)
         for match in self._state.prefixes.matches(sequence.realm, marks, len(marks)):
             if able.issuperset(there := {hop.device for hop in match.path}):
                 for name in there:
-                    nearer[name] -= _LESS_THAN_ONE * match.groups / len(marks)
+                    less = max(_LESS_THAN_ONE, self._margin * loads[name]) * match.groups / len(marks)
+                    nearer[name] = min(nearer[name], loads[name] - less)
         return nearer
 
     def _cells(self, sequence: ScheduledSequence, able: frozenset[str], loads: Mapping[str, float]) -> list[Route]:
@@ -90,12 +107,17 @@ class DecodePaths:
             able -= set(route.devices)
         return routes
 
-    def _room_reported(self, sequence: ScheduledSequence, route: Route, reports: Mapping[str, DecodeLoad]) -> bool:
-        """Return whether the reports have room for all that a sequence is expected to need."""
+    def _room_reported(
+        self, sequence: ScheduledSequence, route: Route, reports: Mapping[str, DecodeLoad], own: PresentPages
+    ) -> bool:
+        """Return whether the reports have room for all that a sequence is expected to need, but for what is there."""
         lengths, width = self._state.lengths, sequence.chain.spec.page_tokens
         left = 1 if lengths is None else lengths.most(sequence)
         groups = -(-(sequence.tokens + left) // width)
-        return all(name in reports and groups * pages <= reports[name].free for name, pages in route.weights)
+        return all(
+            name in reports and groups * pages - own.spared.get(name, 0) <= reports[name].free
+            for name, pages in route.weights
+        )
 
 
 def _number(sequence: ScheduledSequence) -> int:

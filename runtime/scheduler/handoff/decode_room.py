@@ -7,6 +7,8 @@ in the way, there is room for the whole sequence or none. Only `crowded` changes
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from runtime.scheduler.admission.page_reserve import PageReserve
 from runtime.scheduler.kv.prefix_cache import PrefixCache
@@ -16,6 +18,23 @@ from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
+
+
+class PresentPages(NamedTuple):
+    """What a route has of a sequence already.
+
+    Fields:
+        tokens: Tokens of which K and V are there.
+        spared: Pages that are in use there anyway, by device: the sequence does not take them.
+        stay: Those of them that more than one sequence uses, so that they stay when one ends.
+    """
+
+    tokens: int
+    spared: Mapping[str, int]
+    stay: Mapping[str, int]
+
+
+NOTHING_PRESENT = PresentPages(0, {}, {})
 
 
 class DecodeRoom:
@@ -43,13 +62,25 @@ class DecodeRoom:
     def short(self, sequence: ScheduledSequence, route: Route, tokens: int) -> set[str]:
         """Return the devices of a route that lack pages for a sequence, now or later, or a place in their steps."""
         state, bound = self._state, self.bound()
-        short = self._reserve.lacking(sequence, route.weights)
+        short = self._reserve.lacking(sequence, route.weights, self.present(sequence, route, tokens).stay)
         for name in self._needs(sequence, route, tokens, None):
             comes = name not in sequence.place.devices
             if comes and state.devices[name].passing.expected + bound[name] >= state.config.max_num_seqs:
                 short.add(name)
         found = [self._full(sequence, route, tokens, match) for match in self._matches(sequence, route, tokens)]
         return short if not all(found) else short | found[-1]
+
+    def present(self, sequence: ScheduledSequence, route: Route, tokens: int) -> PresentPages:
+        """Return what a route has of a sequence; `tokens`: for which room is needed, the next one included."""
+        match = self._migrations.places.find(sequence, route.path, tokens - 1)
+        if match is None:
+            return NOTHING_PRESENT
+        holding, there = match.prefix.holding, {name: self._state.devices[name] for name, _ in route.weights}
+        shared = self._state.page_accounting.shared_pages
+        spared, stay = (
+            {name: shared(holding, device, match.groups, users) for name, device in there.items()} for users in (1, 2)
+        )
+        return PresentPages(match.groups * sequence.chain.spec.page_tokens, spared, stay)
 
     def slack(self, name: str) -> int:
         """Return the pages that stay free on a device where sequences run."""

@@ -55,8 +55,8 @@ class Handoffs:
         self._seating = seating
         self._migrations = migrations
         self._reports = LoadReports(state, migrations.moves)
-        self._paths = DecodePaths(state, self._reports)
         self._room = DecodeRoom(state, migrations, seating.prefix_cache)
+        self._paths = DecodePaths(state, self._reports, self._room)
         self.waiting: dict[str, ScheduledSequence] = {}
         self._failures: Counter[str] = Counter()
         self._fresh = False
@@ -172,9 +172,7 @@ class Handoffs:
             return "it has more room here"
         able = within - full
         while able:
-            route, short = self._paths.choose(
-                sequence, able, loads, lambda route: not self._room.short(sequence, route, tokens), now
-            )
+            route, short = self._paths.choose(sequence, able, loads, tokens, now)
             full |= short
             able -= short
             if route is None:
@@ -193,11 +191,14 @@ class Handoffs:
     def _start(self, sequence: ScheduledSequence, route: Route, now: int, early: bool = False) -> None:
         why, source = self._migrations.hand_off(sequence, route.path, now, early), sequence.path[0].device
         if why is None:
-            state = self._state
-            state.tell.control(now, "dispatch.choose", "TI-02", source, seq=sequence.seq, to=route.devices)
+            state, move = self._state, self._migrations.moves.get_move(sequence)
+            state.tell.control(
+                now, "dispatch.choose", "TI-02", source, seq=sequence.seq, to=route.devices,
+                present=0 if move is None else move.present,
+            )  # fmt: skip
             if not early:
                 state.tell.phase(now, sequence.request, "transfer", route.devices)
-            if (move := self._migrations.moves.get_move(sequence)) is not None:
+            if move is not None:
                 self._reports.assign(sequence, route.devices, move.taken_pages)
 
     def _load(self, sequence: ScheduledSequence, route: Route) -> set[str] | None:

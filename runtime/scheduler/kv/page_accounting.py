@@ -176,10 +176,20 @@ class PageAccounting:
             _use(extent, 1, 0)
         return made
 
-    def shared_pages(self, holding: PageHolding, device: Device) -> int:
-        """Return how many pages of a holding on a device other sequences or migrations hold, too."""
-        ends = [end for end in holding.ends.values() if end.device is device]
-        return sum(each.size for end in ends for each in end.path() if each.users - each.idle > 1)
+    def shared_pages(self, holding: PageHolding, device: Device, groups: int | None = None, users: int = 2) -> int:
+        """Return how many pages of a holding on a device so many sequences or migrations hold, or more.
+
+        `groups`: count its first page sets only.
+        """
+        found, upto = 0, holding.groups if groups is None else groups
+        for end in holding.ends.values():
+            stop = holding.groups
+            for extent in end.path() if end.device is device else ():
+                start = stop - extent.groups
+                if extent.users - extent.idle >= users:
+                    found += extent.pages * max(min(stop, upto) - start, 0)
+                stop = start
+        return found
 
     def lendable(self, holding: PageHolding, device: str) -> list[PageRectangle]:
         """Return the first pages that a holding has on a device of its path, in runs of layers, and nothing else uses.

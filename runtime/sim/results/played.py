@@ -13,8 +13,8 @@ from runtime.sim.run.node import Cost
 COUNTED = (
     "preemptions", "evictions", "resumed_tokens", "swapped_tokens", "speculations", "speculation_hits",
     "speculation_misses", "speculations_ended", "moves", "moves_aborted", "copied", "recomputed", "moved_bytes",
-    "handoffs", "handoff_transfers", "local_prefills", "role_changes", "loans", "loans_refused", "loan_pages",
-    "loan_bytes", "loan_recalls", "recalled_pages", "circles",
+    "handoffs", "handoff_transfers", "handoff_bytes", "handoff_present_tokens", "local_prefills", "role_changes",
+    "loans", "loans_refused", "loan_pages", "loan_bytes", "loan_recalls", "recalled_pages", "circles",
 )  # fmt: skip
 
 

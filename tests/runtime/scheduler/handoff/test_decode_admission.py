@@ -150,7 +150,8 @@ def test_a_request_s_own_limit_caps_its_forecast() -> None:
 
 
 def spread(choice: DecodeRule, seed: int = 0, page_bytes_per_ms: float = 1e9, **decode: Any) -> Apart:
-    settings = {"placement": "replicate", "decode": DecodeConfig(choice=choice, heavy_tokens=20, **decode)}
+    config = DecodeConfig(choice=choice, heavy_tokens=20, present_margin=0.0, **decode)
+    settings = {"placement": "replicate", "decode": config}
     cluster = Apart(
         "prefill",
         *["decode"] * 4,
@@ -227,8 +228,15 @@ def test_what_is_on_its_way_counts() -> None:
 
 
 def test_settings_that_are_none_are_refused() -> None:
-    for wrong in ({"admission": "x"}, {"choice": "x"}, {"quantile": 1.0}, {"load_reports_ms": -1}):
-        with pytest.raises(ValueError, match=r"admission|choice|quantile"):
+    wrong_ones = (
+        {"admission": "x"},
+        {"choice": "x"},
+        {"quantile": 1.0},
+        {"load_reports_ms": -1},
+        {"present_margin": 1.1},
+    )
+    for wrong in wrong_ones:
+        with pytest.raises(ValueError, match=r"admission|choice|quantile|margin"):
             DecodeConfig(**wrong)  # type: ignore[arg-type]
 
 

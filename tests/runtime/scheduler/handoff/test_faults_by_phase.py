@@ -98,7 +98,7 @@ def reached(cluster: Apart, phase: str) -> bool:
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_fault_in_each_phase(phase: str, fault: str) -> None:
     done = 0
-    for seed in range(4 * COUNT):
+    for seed in range(8 * COUNT):
         cluster = made(phase, seed)
         if not reached(cluster, phase):
             continue
