@@ -321,8 +321,11 @@ class PageBook:
             table.put(at, first, nowhere)
         return before - self.used
 
-    def bring_back(self, seq: str, other: str, lo: int, skipped: int = 0, layers: Layers | None = None) -> None:
-        """Give a table all pages of another one in place of those that are away, from token `lo` on.
+    def bring_back(
+        self, seq: str, other: str, lo: int, skipped: int = 0, layers: Layers | None = None,
+        taken: Sequence[Layers] | None = None,
+    ) -> None:  # fmt: skip
+        """Give a table pages of another one in place of those that are away, from token `lo` on.
 
         The other table, of which all tokens are written, is gone. Its first `skipped` tokens, of whole page sets, are
         those that it shares (`share`). Raises ValueError, and changes nothing, unless they are whole page sets,
@@ -330,18 +333,24 @@ class PageBook:
 
         Args:
             layers: The layers [first, last) of the table that the other one has; None: all.
+            taken: Those of them that the table gets, in order; the pages of the others are freed. None: all.
         """
         table, theirs = self._tables[seq], self._tables[other]
         span, skip = table.span(lo, lo + theirs.tokens - skipped), skipped // table.spec.page_tokens
         first, last = table.layers(layers)
+        runs = [(first, last)] if taken is None else [table.layers(each) for each in taken]
         bad = theirs.tokens != theirs.room or max(theirs.away, default=-1) >= skip or theirs.lent
-        here = any(page != AWAY for at in span for page in table.groups[at][first:last])
-        if bad or here or theirs.spec.kv_layers != last - first:
+        got = {layer for run in runs for layer in range(*run)}
+        once = len(got) == sum(len(range(*run)) for run in runs) and got <= set(range(first, last))
+        here = any(table.groups[at][layer] != AWAY for at in span for layer in got)
+        if bad or here or not once or theirs.spec.kv_layers != last - first:
             raise ValueError(f"sequence {seq}: {theirs.tokens - skipped} tokens from {lo} on cannot come back")
         for group in theirs.groups[:skip]:
             self._give_back(group)
         for at, pages in zip(span, theirs.groups[skip:], strict=True):
-            table.put(at, first, pages)
+            for begin, end in runs:
+                table.put(at, begin, pages[begin - first : end - first])
+            self._give_back(tuple(page for layer, page in enumerate(pages, first) if layer not in got))
         del self._tables[other]
 
     def cut_lent(self, seq: str, tokens: int) -> int:

@@ -254,8 +254,15 @@ class SendAway(Message, frozen=True, tag=True, array_like=True):
     layers: tuple[int, int]
 
 
+class LostLayers(msgspec.Struct, frozen=True, array_like=True):
+    """Attention layers [first, last) of a hop, counted from its first one, that a part of this loan was of."""
+
+    loan: int
+    layers: tuple[int, int]
+
+
 class MendPages(Message, frozen=True, tag=True, array_like=True):
-    """Compute tokens [first, last) of a sequence again here: the device that held their K and V is gone (IL-18).
+    """Compute tokens from `first` on of a sequence again here: a device that held K and V of them is gone (IL-18).
 
     They are whole page sets, and K and V of all tokens before them are there. No row of the sequence is under way. The
     agent answers with MigrationReady once they are pages of the sequence here, or with MigrationFailed.
@@ -263,7 +270,7 @@ class MendPages(Message, frozen=True, tag=True, array_like=True):
     Fields:
         move: Its number, of those of migrations.
         lo: First component of the hop here, which is the only one.
-        loan: Number of the loan that they were a part of.
+        lost: The layers of them that were lost; those of all other layers stay as they are.
         tokens: Token ids.
     """
 
@@ -271,7 +278,7 @@ class MendPages(Message, frozen=True, tag=True, array_like=True):
     seq: str
     epoch: int
     lo: int
-    loan: int
+    lost: tuple[LostLayers, ...]
     first: int
     tokens: tuple[int, ...]
 

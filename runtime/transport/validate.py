@@ -113,7 +113,7 @@ _COUNTS: dict[type[Message], tuple[str, ...]] = {
     LoansAttended: ("number",),
     SendAway: ("lo", "loan", "first", "last"),
     EndLoan: ("loan", "upto"),
-    MendPages: ("lo", "loan", "first"),
+    MendPages: ("lo", "first"),
     PoolBeat: ("capacity", "free"),
     PageRequest: ("lo", "hi", "loan"),
     PageData: ("lo", "hi"),
@@ -300,6 +300,12 @@ def _loaded(message: StageReady, arrays: Sequence[Array]) -> bool:
     return not arrays and message.disk >= -1
 
 
+def _mend(message: MendPages, arrays: Sequence[Array]) -> bool:
+    """Return whether there are tokens, and layers of them that were lost."""
+    lost = message.lost
+    return not arrays and bool(message.tokens and lost) and all(0 <= each.layers[0] < each.layers[1] for each in lost)
+
+
 def _beat(message: PoolBeat, arrays: Sequence[Array]) -> bool:
     return not arrays and all(pages >= 0 for _, pages in message.lent)
 
@@ -319,6 +325,7 @@ def _attended(message: LoansAttended, arrays: Sequence[Array]) -> bool:
 
 _CHECKS: dict[type[Message], Callable[..., bool]] = {
     StartMigration: _start,
+    MendPages: _mend,
     LoadStages: _load,
     ReadAhead: _ahead,
     HostWeights: _host,

@@ -1,6 +1,7 @@
 """Compute tokens of a sequence again that a dead device held, in a row in the middle of the sequence (IL-18).
 
-    MendPages -> a table that begins as the sequence's table does -> a row -> its new pages are the sequence's
+    MendPages -> a table that begins as the sequence's table does -> a row -> its new pages of lost layers are the
+                 sequence's, those of all other layers are free
 
 The row attends to all tokens before it, wherever these are, and to none behind it. The sequence has no row of its own
 under way meanwhile.
@@ -74,7 +75,7 @@ class PageMending:
             return None
         order = mend.order
         self._tables.fill(mend.key, row.tokens)
-        if not self._tables.bring_back(mend.mended, mend.key, order.loan, order.first, order.first):
+        if not self._tables.close_gap(mend.mended, mend.key, order.first, order.lost):
             self._tables.release(mend.key)
             return self._failed(order, "their pages cannot be the sequence's")
         span = order.first, order.first + len(order.tokens)

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from runtime.kv.pages import Group, Layers, OutOfPages, PageBook, groups_for
 from runtime.loans import with_change
-from runtime.types import ALL_LAYERS, CameBack, ModelSpec, PlaceChange, SentAway
+from runtime.messages import LostLayers
+from runtime.types import CameBack, ModelSpec, PlaceChange, SentAway
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,35 +201,51 @@ class SequencePageTables:
         self._change_place(SentAway(key, creditor, loan, first, last, layers))
         return True
 
-    def bring_back(
-        self, key: str, other: str, loan: int, first: int, skipped: int = 0, layers: Layers | None = None
-    ) -> bool:
+    def bring_back(self, key: str, other: str, loan: int, first: int, layers: Layers) -> bool:
         """Give a table the pages of another one, which is gone, from token `first` on (`PageBook.bring_back`).
 
         Returns False, and changes nothing, if that is not possible.
 
         Args:
             loan: Of which these are page sets.
-            skipped: Tokens that the other table shares with this one.
-            layers: The layers of this table that the other one has; None: all.
+            layers: The layers of this table that the other one has.
         """
         if key in self._writing:
             return False
-        last = first + self.book.tokens_of(other) - skipped
+        last = first + self.book.tokens_of(other)
         try:
-            groups = self.book.groups_of(other, skipped // self._specs[other].page_tokens)
-            self.book.bring_back(key, other, first, skipped, layers)
+            groups = self.book.groups_of(other)
+            self.book.bring_back(key, other, first, layers=layers)
         except (ValueError, KeyError):
             return False
         self._forget_key(other)
-        self._change_place(CameBack(key, loan, first, last, groups, layers or ALL_LAYERS))
+        self._change_place(CameBack(key, loan, first, last, groups, layers))
+        return True
+
+    def close_gap(self, key: str, gap: str, first: int, lost: Sequence[LostLayers]) -> bool:
+        """Give a table the pages of lost layers of another one (`open_gap`), which is gone.
+
+        Returns False, and changes nothing, if that is not possible.
+        """
+        if key in self._writing:
+            return False
+        last = self.book.tokens_of(gap)
+        try:
+            groups = self.book.groups_of(gap, first // self._specs[gap].page_tokens)
+            self.book.bring_back(key, gap, first, first, taken=[each.layers for each in lost])
+        except (ValueError, KeyError):
+            return False
+        self._forget_key(gap)
+        for each in lost:
+            here = tuple(group[each.layers[0] : each.layers[1]] for group in groups)
+            self._change_place(CameBack(key, each.loan, first, last, here, each.layers))
         return True
 
     def open_gap(self, key: str, seq: str, lo: int, first: int) -> str | None:
         """Open a table for tokens of another table that are lost, from `first` on: it begins as that table does.
 
-        Its rows attend to all tokens before, wherever these are. Returns its key; None, and changes nothing, if the
-        other table does not begin so.
+        Its rows attend to all tokens before, wherever these are, and have pages of their own in all layers. Returns its
+        key; None, and changes nothing, if the other table does not begin so.
         """
         made = self.open(seq, lo, self._specs[key])
         try:
@@ -237,8 +254,8 @@ class SequencePageTables:
             self._free(made)
             return None
         for each in self._away.get(key, ()):
-            if each.last <= first:
-                self._change_place(replace(each, seq=made))
+            if each.first < first:
+                self._change_place(replace(each, seq=made, last=min(each.last, first)))
         return made
 
     def take_place_changes(self) -> tuple[PlaceChange, ...]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 from runtime.policy.lending.shapes import PageRectangle
 from runtime.policy.migration.order import Mover
@@ -237,15 +237,16 @@ class PageAccounting:
                 if there.alive:
                     there.pages.used += extent.size
 
-    def lost_groups(self, holding: PageHolding) -> set[int]:
-        """Return the numbers of the page sets of a holding that no device has."""
-        found: set[int] = set()
-        for end in holding.ends.values():
+    def lost_pages(self, holding: PageHolding) -> set[tuple[int, int]]:
+        """Return the pages of a holding that no device has: layer, from its first on, and number of the page set."""
+        found, layer = set[tuple[int, int]](), 0
+        for _, end in sorted(holding.ends.items()):
             stop = holding.groups
             for extent in end.path():
                 if extent.device is self._nowhere:
-                    found.update(range(stop - extent.groups, stop))
+                    found.update(product(range(layer, layer + extent.pages), range(stop - extent.groups, stop)))
                 stop -= extent.groups
+            layer += end.pages
         return found
 
     def rehouse(self, holding: PageHolding, places: Places, there: PageHolding | None = None) -> None:

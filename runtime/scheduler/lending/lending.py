@@ -18,6 +18,7 @@ Contract:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -222,6 +223,10 @@ class Lending:
         if (recall := self.loans.recall_of(sequence)) is not None:
             return (recall.loan.debtor,)
         return tuple(loan.creditor for loan in self.loans.of_sequence(sequence) if not loan.standing)
+
+    def on_their_way(self) -> Mapping[str, int]:
+        """Return the pages taken for what is on its way, by device."""
+        return Counter(self.loans.held()) + Counter(self.mending.held())
 
     def check(self) -> None:
         """Raise RuntimeError unless loans and sequences agree. For tests, after every event."""

@@ -1,11 +1,13 @@
 """Mend sequences of which a creditor has died: only the page sets that it held are computed again (IL-18).
 
-    death -> lose: page sets [a, b) of the sequence are nowhere; all others stay where they are
+    death -> lose: page sets [a, b) of the sequence are nowhere, in some layers; all others stay where they are
         -> no row in flight -> start --MendPages--> debtor: a row over at most a chunk of them, which attends to all
            tokens before -> MigrationReady: pages of its own again, to keep or to lend -> the next chunk … -> it goes on
 
 Contract:
 - Lost page sets are computed in order, so that K and V of all tokens before are there.
+- A row passes all layers, with pages for all of them: a lost layer needs what those before it make of the tokens. The
+  sequence gets those of the lost layers and keeps what it has of the others, here or on living devices.
 - The sequence rests meanwhile: rows of its own would attend to what is not there.
 - A step that waited for a dead creditor has failed; rows that had nothing else to do with it are sent again. One of a
   sequence with creditors waits for news of them first, since such a step may fail before a death is known.
@@ -16,11 +18,13 @@ Contract:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.messages import MendPages, MigrationFailed, MigrationReady
+from runtime.chains import Hop
+from runtime.messages import LostLayers, MendPages, MigrationFailed, MigrationReady
 from runtime.scheduler.lending.loans import Loans
 from runtime.scheduler.sequences.parts import LostPages
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -50,6 +54,15 @@ class MendUnderWay:
     groups: tuple[int, int]
     began: int
 
+    @property
+    def hop(self) -> Hop:
+        return self.sequence.path[0]
+
+    @property
+    def pages(self) -> int:
+        """Pages that it takes on the debtor."""
+        return (self.groups[1] - self.groups[0]) * (self.hop.layers[1] - self.hop.layers[0])
+
 
 class Mending:
     """Compute lost page sets of running sequences again.
@@ -74,8 +87,6 @@ class Mending:
             return "pages are not mended here"
         if len(sequence.path) != 1:
             return "its path has several hops"
-        if not all(each.is_of_all_layers for each in self._loans.of_sequence(sequence)):
-            return "some layers of it are lent"
         if sequence.flying and sequence.issued > 1 and sequence.phase == "decode":
             return "it decodes on credit"
         if sequence.waits.doomed or sequence.predicted is not None or sequence.swapped is not None:
@@ -90,10 +101,11 @@ class Mending:
         for loan in gone:
             self._loans.remove(loan)
             self._state.page_accounting.change_place(sequence.pages.holding, loan.debtor, "", *loan.groups, loan.layers)
-            self._trace("kv.lost", sequence, now, creditor=device, loan=loan.number, groups=list(loan.groups))
+            some: dict[str, Any] = {} if loan.is_of_all_layers else {"layers": list(loan.layers)}
+            self._trace("kv.lost", sequence, now, creditor=device, loan=loan.number, groups=list(loan.groups), **some)
         sequence.lenders = frozenset(each.creditor for each in self._loans.of_sequence(sequence))
-        lost = (*sequence.lost, *(LostPages(each.number, each.groups) for each in gone))
-        sequence.lose(tuple(sorted(lost, key=lambda each: each.groups)))
+        lost = (*sequence.lost, *(LostPages(each.number, each.groups, each.layers) for each in gone))
+        sequence.lose(tuple(sorted(lost, key=lambda each: (each.groups, each.layers))))
         sequence.failures = sequence.failures.with_loss(now)
         if self._waiting.pop(sequence.seq, None) is not None:
             self._go_on(sequence)
@@ -121,37 +133,44 @@ class Mending:
     # -- mending -------------------------------------------------------------------------------------------------------
 
     def wanted(self, sequence: ScheduledSequence) -> int:
-        """Return how many lost page sets of a sequence are to be computed next: at most those of a chunk."""
-        first, last = sequence.lost[0].groups
+        """Return how many lost page sets of a sequence are to be computed next: at most those of a chunk.
+
+        The same layers of all of them are lost.
+        """
+        first = sequence.lost[0].groups[0]
+        last = min(edge for each in sequence.lost for edge in each.groups if edge > first)
         limits, spec = self._state.limits, sequence.spec
         chunk = min(self._state.config.prefill_chunk, limits.chunk(spec, sequence.place.weights))
         return min(last - first, max(1, chunk // spec.page_tokens))
 
     def start(self, sequence: ScheduledSequence, groups: int, now: int) -> None:
         """Compute the first lost page sets again; the caller has checked that there is room for them."""
-        state, lost, hop = self._state, sequence.lost[0], sequence.path[0]
-        first, last = lost.groups[0], lost.groups[0] + groups
-        mend = MendUnderWay(self._number(), sequence, sequence.lost, (first, last), now)
+        first, width = sequence.lost[0].groups[0], sequence.spec.page_tokens
+        mend = MendUnderWay(self._number(), sequence, sequence.lost, (first, first + groups), now)
         self._under_way[mend.number] = mend
-        every = 0, hop.layers[1] - hop.layers[0]
-        state.page_accounting.change_place(sequence.pages.holding, hop.device, hop.device, first, last, every)
+        self._state.devices[mend.hop.device].pages.used += mend.pages
         sequence.moves(mend.number)
         sequence.hold(True)
-        width = sequence.spec.page_tokens
-        tokens = sequence.first(last * width)[first * width :]
-        state.out.add_message(
-            hop.device,
-            MendPages(mend.number, sequence.seq, sequence.epoch, hop.lo, lost.loan, first * width, tokens),
+        tokens = sequence.first((first + groups) * width)[first * width :]
+        lost = tuple(LostLayers(each.loan, each.layers) for each in sequence.lost if each.groups[0] == first)
+        self._state.out.add_message(
+            mend.hop.device,
+            MendPages(mend.number, sequence.seq, sequence.epoch, mend.hop.lo, lost, first * width, tokens),
         )
-        self._trace("kv.mend.start", sequence, now, groups=[first, last])
+        self._trace("kv.mend.start", sequence, now, groups=list(mend.groups))
 
     def arrived(self, event: MigrationReady, now: int) -> bool:
         """Record page sets that are there again; return whether the answer is that of a mend."""
-        mend = self._under_way.pop(event.move, None)
+        mend = self._end(event.move)
         if mend is None:
             return False
         sequence, (first, last) = mend.sequence, mend.groups
-        cut = (each.behind(last) if each.groups[0] == first else each for each in sequence.lost)
+        # A device may have died meanwhile that held other layers of them.
+        there = {each.loan for each in mend.lost if each.groups[0] == first}
+        held, places = sequence.pages.holding, self._state.page_accounting
+        for each in (each for each in sequence.lost if each.loan in there):
+            places.change_place(held, mend.hop.device, mend.hop.device, first, last, each.layers)
+        cut = (each.behind(last) if each.loan in there else each for each in sequence.lost)
         sequence.lose(tuple(each for each in cut if each is not None))
         counters = self._state.counters
         counters.mended_tokens += (last - first) * sequence.spec.page_tokens
@@ -162,13 +181,10 @@ class Mending:
 
     def refused(self, event: MigrationFailed, now: int) -> bool:
         """Try again, or give up, where page sets cannot be computed; return whether the answer is that of a mend."""
-        mend = self._under_way.pop(event.move, None)
+        mend = self._end(event.move)
         if mend is None:
             return False
         sequence = mend.sequence
-        hop = sequence.path[0]
-        every = 0, hop.layers[1] - hop.layers[0]
-        self._state.page_accounting.change_place(sequence.pages.holding, hop.device, "", *mend.groups, every)
         sequence.moves(0)
         self._go_on(sequence)
         if sequence.failures.again >= _TRIES:
@@ -208,8 +224,15 @@ class Mending:
 
     def leaving(self, sequence: ScheduledSequence) -> None:
         """Forget what is under way for a sequence that leaves its path: closing it there ends it."""
-        self._under_way.pop(sequence.waits.move, None)
+        self._end(sequence.waits.move)
         self._waiting.pop(sequence.seq, None)
+
+    def held(self) -> Mapping[str, int]:
+        """Return the pages taken for what is under way, by device."""
+        pages: Counter[str] = Counter()
+        for mend in self._under_way.values():
+            pages[mend.hop.device] += mend.pages
+        return pages
 
     def check(self) -> None:
         """Raise RuntimeError unless mends, losses and pages agree. For tests, after every event."""
@@ -221,16 +244,20 @@ class Mending:
                     f"mend {mend.number} is of a sequence that does not rest, or of pages that are there"
                 )
         for sequence in self._state.running.values():
-            lost = [each.groups for each in sequence.lost]
-            under_way = self._under_way.get(sequence.waits.move)
-            missing = {at for first, last in lost for at in range(first, last)}
-            missing -= set(range(*under_way.groups)) if under_way is not None else set()
-            if bool(lost) != sequence.waits.mends or missing != self._state.page_accounting.lost_groups(
-                sequence.pages.holding
-            ):
-                raise RuntimeError(f"{sequence.seq}: {lost} are not the page sets that are nowhere")
+            lost = [page for each in sequence.lost for page in each.pages()]
+            gone = self._state.page_accounting.lost_pages(sequence.pages.holding)
+            if bool(lost) != sequence.waits.mends or len(lost) != len(gone) or set(lost) != gone:
+                raise RuntimeError(f"{sequence.seq}: {sequence.lost} are not the page sets that are nowhere")
 
     # -- internals -----------------------------------------------------------------------------------------------------
+
+    def _end(self, number: int) -> MendUnderWay | None:
+        """Forget a mend that is under way, and give back the pages that are taken for it."""
+        mend = self._under_way.pop(number, None)
+        if mend is not None and (device := self._state.devices[mend.hop.device]).alive:
+            device.pages.used -= mend.pages
+            self._state.changed = True
+        return mend
 
     def _await_news(self, sequence: ScheduledSequence, now: int) -> None:
         sequence.hold(True)

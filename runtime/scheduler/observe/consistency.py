@@ -18,7 +18,7 @@ def check(state: ClusterState, cache: PrefixCache, moves: Moves, lending: Lendin
         *(cached_prefix.holding for cached_prefix in cache),
         *moves.pinned(),
     ]
-    state.page_accounting.check(holdings, Counter(moves.held()) + Counter(lending.loans.held()))
+    state.page_accounting.check(holdings, sum(map(Counter, (moves.held(), lending.on_their_way())), Counter[str]()))
     lending.check()
     prefixes = [m.shared.prefix for m in state.running.values() if m.shared.prefix is not None]
     state.prefixes.check([*prefixes, *cache])

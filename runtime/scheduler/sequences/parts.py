@@ -12,8 +12,9 @@ Contract: data; each part is changed by one mechanism only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from runtime.chains import Path, RunAhead
 from runtime.control.sequence import Phase
@@ -151,14 +152,23 @@ class Swapped:
 
 @dataclass(frozen=True, slots=True)
 class LostPages:
-    """Page sets [first, last) of a sequence that a dead device held, as a part of this loan."""
+    """Page sets [first, last) of a sequence that a dead device held, as a part of this loan.
+
+    Fields:
+        layers: In these layers [first, last), counted from the hop's first.
+    """
 
     loan: int
     groups: tuple[int, int]
+    layers: tuple[int, int]
 
     def behind(self, group: int) -> LostPages | None:
         """Return those from number `group` on; None if there are none."""
-        return LostPages(self.loan, (group, self.groups[1])) if group < self.groups[1] else None
+        return replace(self, groups=(group, self.groups[1])) if group < self.groups[1] else None
+
+    def pages(self) -> Iterator[tuple[int, int]]:
+        """Yield its pages: layer and number of the page set."""
+        return product(range(*self.layers), range(*self.groups))
 
 
 @dataclass(slots=True)

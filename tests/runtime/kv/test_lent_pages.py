@@ -67,3 +67,26 @@ def test_pages_of_some_layers_go_once_and_come_back_once() -> None:
     assert book.groups_of("a", 1, 2) == ((*pages, AWAY),) and not book.holds("b")
     book.check()
     assert book.release("a") == 12 - 7 + 2
+
+
+def test_lost_layers_are_put_back_and_the_pages_of_all_others_are_free() -> None:
+    book, width = PageBook(40), WIDE.page_tokens
+    book.open("a", WIDE)
+    book.extend("a", 4 * width)
+    book.fill("a", 4 * width)
+    book.send_away("a", width, 3 * width, (0, 1))
+    book.send_away("a", width, 3 * width, (2, 3))
+    before = book.groups_of("a")
+    book.open("b", WIDE)
+    book.share("b", "a", width, away=True)
+    book.extend("b", width)
+    book.fill("b", width)
+    free, (new,) = book.free, book.groups_of("b", 1)
+    for wrong in (((1, 2),), ((0, 1), (0, 1)), ((0, 4),), ((0, 1), (1, 3))):  # here, twice, not there, one of them here
+        with pytest.raises(ValueError):
+            book.bring_back("a", "b", width, width, taken=wrong)
+        book.check()
+    book.bring_back("a", "b", width, width, taken=((0, 1), (2, 3)))
+    assert book.groups_of("a") == (before[0], (new[0], before[1][1], new[2]), *before[2:])
+    assert book.free == free + 1 and not book.holds("b"), "the page of the middle layer"
+    book.check()

@@ -6,6 +6,7 @@ Every token depends on every page, so a page that was computed from wrong ones c
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 
 from runtime.config import ClusterConfig
 from runtime.control.scheduler_io import AgentDown
-from runtime.lending_config import LendingConfig
+from runtime.lending_config import LendingConfig, LoanShape
+from runtime.messages import MendPages
 from tests.runtime.scheduler.anything import Anything
 from tests.runtime.scheduler.lending.test_lending import M, cluster, prompt
 from tests.runtime.scheduler.lending.test_recalls import two_that_share_a_device
+from tests.runtime.scheduler.lending.test_shapes import of_six_layers
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.scheduler.virtual_pool import Pooled
 from tests.runtime.virtual import request
@@ -25,9 +28,11 @@ CHUNK = 8
 
 
 def lost_tokens(one: VirtualCluster) -> int:
-    """Return the tokens that dead creditors held of running sequences."""
-    groups = [event.extra["groups"] for event in one.trace.named("kv.lost")]
-    return sum(last - first for first, last in groups) * M.spec.page_tokens
+    """Return the tokens of which dead creditors held K and V, in some layers or in all of them."""
+    lost = defaultdict[int, set[int]](set)
+    for event in one.trace.named("kv.lost"):
+        lost[event.t] |= set(range(*event.extra["groups"]))
+    return sum(map(len, lost.values())) * M.spec.page_tokens
 
 
 def long_one(devices: int = 4, pages: int = 60, **changes: Any) -> VirtualCluster:
@@ -37,11 +42,12 @@ def long_one(devices: int = 4, pages: int = 60, **changes: Any) -> VirtualCluste
     return one
 
 
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
 @pytest.mark.parametrize("victim", ["d1", "d2", "d3"])
-def test_only_what_a_dead_creditor_held_is_computed_again(victim: str) -> None:
+def test_only_what_a_dead_creditor_held_is_computed_again(victim: str, shape: LoanShape) -> None:
     mended = 0
     for at in range(20, 200, 9):
-        one = long_one()
+        one = long_one(shape=shape)
         one.at(at * MS, lambda one=one: one.kill(victim))
         one.run()
         one.expect()
@@ -53,12 +59,44 @@ def test_only_what_a_dead_creditor_held_is_computed_again(victim: str) -> None:
     assert mended > 0
 
 
-@pytest.mark.parametrize("victim", ["d1", "d2", "d3"])
-def test_negotiated_loans_are_mended_too(victim: str) -> None:
+@pytest.mark.parametrize(("victim", "layers"), [("d1", {(0, 2)}), ("d2", {(2, 3)})])
+def test_only_lost_layers_are_put_back(victim: str, layers: set[tuple[int, int]]) -> None:
+    """Those of other layers stay, here and on a living device; on the way they are computed in pages of their own."""
+    found = set[tuple[int, int]]()
+    for at in range(60, 180, 9):
+        one = of_six_layers("layers", 4, 120)
+        one.ask(request("a", prompt(180), "m", max_tokens=40, ignore_eos=True))
+        one.at(at * MS, lambda one=one: one.kill(victim))
+        one.run()
+        one.expect()
+        mends = [each for _, _, _, each in one.sent if isinstance(each, MendPages)]
+        found |= {lost.layers for each in mends for lost in each.lost}
+        counters = one.scheduler.state().counters
+        assert counters.mended_tokens <= lost_tokens(one) + CHUNK and counters.loss_restarts == 0
+    assert found == layers
+
+
+def test_layers_of_different_devices_are_lost_at_once() -> None:
+    """What is lost in several layers is computed once."""
+    both = 0
+    for at in range(60, 180, 9):
+        one = of_six_layers("layers", 4, 120)
+        one.ask(request("a", prompt(180), "m", max_tokens=40, ignore_eos=True))
+        one.at(at * MS, lambda one=one: (one.kill("d1"), one.kill("d2")))
+        one.run()
+        one.expect()
+        both += sum(len(each.lost) > 1 for _, _, _, each in one.sent if isinstance(each, MendPages))
+        assert one.scheduler.state().counters.mended_tokens <= lost_tokens(one) + CHUNK
+    assert both > 4
+
+
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
+@pytest.mark.parametrize("victim", ["d1", "d3"])
+def test_negotiated_loans_are_mended_too(victim: str, shape: LoanShape) -> None:
     """The devices that take pages in place of the dead one are found by the managers of the pool."""
     mended = 0
     for at in range(20, 150, 9):
-        lending = LendingConfig("negotiated", recall=1.0, mend=True, beat_ms=20, shape="tokens")
+        lending = LendingConfig("negotiated", recall=1.0, mend=True, beat_ms=20, shape=shape)
         config = ClusterConfig(devices=4, placement="replicate", prefill_chunk=CHUNK, lending=lending)
         one = Pooled([M], [()], devices=4, pages=60, config=config, beat=20 * MS)
         one.ask(request("a", prompt(150), "m", max_tokens=120, ignore_eos=True))
@@ -72,11 +110,12 @@ def test_negotiated_loans_are_mended_too(victim: str) -> None:
     assert mended > 1
 
 
-def test_two_creditors_die_one_after_the_other() -> None:
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
+def test_two_creditors_die_one_after_the_other(shape: LoanShape) -> None:
     mended = 0
     for seed in range(12):
         rng = random.Random(seed)
-        one = long_one(rng.choice((3, 4, 5)))
+        one = long_one(rng.choice((3, 4, 5)), shape=shape)
         first = rng.randrange(30, 180) * MS
         for number, name in enumerate(rng.sample([f"d{at}" for at in range(1, one.devices)], 2)):
             one.at(first + number * rng.randrange(12 * MS), lambda one=one, name=name: one.kill(name))
@@ -89,14 +128,15 @@ def test_two_creditors_die_one_after_the_other() -> None:
     assert mended > 4
 
 
-def test_a_second_creditor_dies_while_it_is_mended() -> None:
-    plain = long_one()
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
+def test_a_second_creditor_dies_while_it_is_mended(shape: LoanShape) -> None:
+    plain = long_one(shape=shape)
     plain.at(60 * MS, lambda: plain.kill("d1"))
     plain.run()
     begun = [event.t for event in plain.trace.named("kv.mend.start")]
     inside = 0
     for at in sorted({time + shift * MS // 2 for time in begun[::3] for shift in range(3)}):
-        one = long_one()
+        one = long_one(shape=shape)
         one.at(60 * MS, lambda one=one: one.kill("d1"))
         one.at(at, lambda one=one: one.kill("d2"))
         one.run()
@@ -120,11 +160,12 @@ class Unaware(VirtualCluster):
         self.at(self.now + self.unaware, lambda: self.tell(AgentDown(name, "killed")))
 
 
-def test_a_step_that_failed_before_the_death_is_known_goes_on_as_soon_as_it_is() -> None:
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
+def test_a_step_that_failed_before_the_death_is_known_goes_on_as_soon_as_it_is(shape: LoanShape) -> None:
     """Without news of a creditor it would wait for a second."""
     mended = 0
     for at in range(40, 160, 8):
-        one = long_one(4, made=Unaware)
+        one = long_one(4, made=Unaware, shape=shape)
         one.at(at * MS, lambda one=one: one.kill("d1"))
         one.run()
         one.expect()
@@ -160,14 +201,15 @@ def test_a_creditor_dies_while_its_pages_come_back() -> None:
     assert mended > 0
 
 
-def test_an_abort_while_it_is_mended_frees_everything() -> None:
-    plain = long_one()
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
+def test_an_abort_while_it_is_mended_frees_everything(shape: LoanShape) -> None:
+    plain = long_one(shape=shape)
     plain.at(60 * MS, lambda: plain.kill("d1"))
     plain.run()
     begun = [event.t for event in plain.trace.named("kv.mend.start")]
     assert begun
     for at in sorted({time + shift * MS // 2 for time in begun[:4] for shift in range(4)}):
-        one = long_one()
+        one = long_one(shape=shape)
         one.at(60 * MS, lambda one=one: one.kill("d1"))
         one.abort("a", at)
         one.run()

@@ -155,15 +155,6 @@ def test_where_no_device_grants_a_whole_layer_less_is_asked_for() -> None:
     assert any(layers != (0, 3) for layers in layers_sent(one))
 
 
-def test_a_sequence_with_some_layers_away_runs_again_if_their_holder_dies() -> None:
-    one = cluster(3, 60, shape="layers")
-    one.ask(request("a", prompt(120), "m", max_tokens=40))
-    one.at(60 * MS, lambda: one.kill("d1"))
-    one.run()
-    one.expect()
-    assert {event.extra["why"] for event in one.trace.named("kv.mend.none")} == {"some layers of it are lent"}
-
-
 def test_by_default_short_contexts_are_lent_by_layers() -> None:
     config = ClusterConfig(devices=2, placement="replicate", prefill_chunk=8, lending=LendingConfig("planned"))
     one = VirtualCluster([SIX], [()], devices=2, pages=60, config=config)
