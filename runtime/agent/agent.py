@@ -552,7 +552,7 @@ class Agent:
                 sequence = self._sequence_table.sequences.get(event.seq)
                 out = self._moves.settle(event, None if sequence is None else sequence.keys)
             case MendPages():
-                out = self._moves.mend(event, self._sequence_table.sequences.get(event.seq), now)
+                out = self._moves.mend(event, arrays, self._sequence_table.sequences.get(event.seq), now)
             case PageRequest():
                 out = self.answer_pages(event, now)
             case PageData():

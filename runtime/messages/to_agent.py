@@ -163,8 +163,8 @@ class RunRows(Message, frozen=True, tag=True, array_like=True):
         sample: Whether a token is sampled after the row's last position.
         generated: Tokens that the sequence has produced so far.
         steps: Decode credit: tokens that may be decoded before they are reported; above 1 only on paths of one hop.
-        attempts: Even, growing numbers of rows of sequences with a speculated hop; a later attempt supersedes rows that
-            started at or after its start. 0 for other sequences; empty if all are 0.
+        attempts: Even, growing numbers of rows of sequences with a speculated hop, and of rows that are sent again; a
+            later attempt supersedes rows that started at or after its start. 0 for all others; empty if all are 0.
         speculate: Whether each row may be predicted; empty if there are no attempts.
         batch: Number of the persistent batch that the rows are; 0 for none. A later message with the same number has
             the same rows in the same order, one token on.
@@ -262,22 +262,23 @@ class LostLayers(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MendPages(Message, frozen=True, tag=True, array_like=True):
-    """Compute tokens from `first` on of a sequence again here: a device that held K and V of them is gone (IL-18).
+    """Compute tokens from `first` on of a sequence again: a device that held K and V of them is gone (IL-18).
 
-    They are whole page sets, and K and V of all tokens before them are there. No row of the sequence is under way. The
-    agent answers with MigrationReady once they are pages of the sequence here, or with MigrationFailed.
+    They are whole page sets, and K and V of all tokens before them are there. No row of the sequence is under way. An
+    agent that is not the last one of `path` sends it on, with its hidden states [tokens, width]. The last one answers
+    with MigrationReady once they are pages of the sequence there; each may answer with MigrationFailed.
 
     Fields:
         move: Its number, of those of migrations.
-        lo: First component of the hop here, which is the only one.
-        lost: The layers of them that were lost; those of all other layers stay as they are.
+        path: Devices from this one on to the one with lost layers, each with the first component of its hop.
+        lost: The layers that were lost on the last one; those of all other layers stay as they are.
         tokens: Token ids.
     """
 
     move: int
     seq: str
     epoch: int
-    lo: int
+    path: tuple[tuple[str, int], ...]
     lost: tuple[LostLayers, ...]
     first: int
     tokens: tuple[int, ...]

@@ -223,8 +223,8 @@ class CommandOutbox:
     ) -> None:
         """Add the next row of a sequence, for the device of its first hop.
 
-        `one`: the row's record where the sequence is predicted. A row with a guess starts at the token after the row in
-        flight.
+        `one`: the row's record where the sequence is predicted, or the row is sent again. A row with a guess starts at
+        the token after the row in flight.
         """
         seq, start, made = sequence.request.seq, sequence.computed, len(sequence.output)
         rows = self.rows(sequence.path[0].device)

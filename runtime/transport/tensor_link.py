@@ -23,7 +23,17 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from runtime.chains import Array
-from runtime.messages import SCHEDULER, ForwardRows, LinkClosed, Message, PageData, RendezvousKey, RowsLost
+from runtime.messages import (
+    SCHEDULER,
+    ForwardRows,
+    LinkClosed,
+    MendPages,
+    Message,
+    MigrationFailed,
+    PageData,
+    RendezvousKey,
+    RowsLost,
+)
 from runtime.transport.checksums import ArrayChecksums
 from runtime.transport.interfaces import CHECKSUM, ArrivedTensor, PeerNotice, TensorTransport
 from runtime.transport.messenger import Envelope, Messenger, PeerCut
@@ -263,6 +273,8 @@ class TensorLink(ArrayChecksums):
             return Envelope(envelope.sender, envelope.incarnation, replace(message, digest="", error=why))
         if isinstance(message, ForwardRows):
             self._messenger.send(SCHEDULER, RowsLost(self._device, message.seqs, message.epochs, why, True))
+        if isinstance(message, MendPages):
+            self._messenger.send(SCHEDULER, MigrationFailed(self._device, message.move, message.seq, why))
         return None
 
     def _let_go(self, name: str) -> None:

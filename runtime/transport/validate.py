@@ -113,7 +113,7 @@ _COUNTS: dict[type[Message], tuple[str, ...]] = {
     LoansAttended: ("number",),
     SendAway: ("lo", "loan", "first", "last"),
     EndLoan: ("loan", "upto"),
-    MendPages: ("lo", "first"),
+    MendPages: ("first",),
     PoolBeat: ("capacity", "free"),
     PageRequest: ("lo", "hi", "loan"),
     PageData: ("lo", "hi"),
@@ -301,9 +301,16 @@ def _loaded(message: StageReady, arrays: Sequence[Array]) -> bool:
 
 
 def _mend(message: MendPages, arrays: Sequence[Array]) -> bool:
-    """Return whether there are tokens, and layers of them that were lost."""
-    lost = message.lost
-    return not arrays and bool(message.tokens and lost) and all(0 <= each.layers[0] < each.layers[1] for each in lost)
+    """Return whether there are tokens, layers that were lost, and for all but the first hop hidden states."""
+    lost, path, count = message.lost, message.path, len(message.tokens)
+    shaped = all(len(each.shape) == 2 and each.shape[0] == count and each.shape[1] > 0 for each in arrays)
+    return (
+        bool(count and lost and path)
+        and all(0 <= each.layers[0] < each.layers[1] for each in lost)
+        and min(lo for _, lo in path) >= 0
+        and len(arrays) == (path[0][1] > 0)
+        and shaped
+    )
 
 
 def _beat(message: PoolBeat, arrays: Sequence[Array]) -> bool:

@@ -193,9 +193,9 @@ class IncomingMigrations:
             move.shared.record_arrival("inputs", event.lo, event.hi, move.groups(event.hi - event.lo), now)
         return self._go_on(move, now)
 
-    def finish_row(self, row: QueuedRow, now: int) -> list[AgentCommand]:
-        """Handle a row that has recomputed its tokens."""
-        if (mended := self._mending.finish_row(row)) is not None:
+    def finish_row(self, row: QueuedRow, outputs: Mapping[str, Array], now: int) -> list[AgentCommand]:
+        """Handle a row that has recomputed its tokens. `outputs`: of its step, by table."""
+        if (mended := self._mending.finish_row(row, outputs)) is not None:
             return mended
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
@@ -278,9 +278,11 @@ class IncomingMigrations:
 
     # -- loans ---------------------------------------------------------------------------------------------------------
 
-    def mend(self, order: MendPages, sequence: AgentSequence | None, now: int) -> list[AgentCommand]:
+    def mend(
+        self, order: MendPages, arrays: Sequence[Array], sequence: AgentSequence | None, now: int
+    ) -> list[AgentCommand]:
         """Compute tokens of a sequence again that a dead device held."""
-        return self._mending.begin(order, sequence, self._rows, now)
+        return self._mending.begin(order, arrays, sequence, self._rows, now)
 
     def lent_pages(self, want: PageRequest) -> tuple[int, ...] | None:
         """Return the pages of a loan that a request asks for; None if they are not held here."""

@@ -2,6 +2,7 @@
 
     MendPages -> a table that begins as the sequence's table does -> a row -> its new pages of lost layers are the
                  sequence's, those of all other layers are free
+    on hops before the one with lost layers: all of its new pages are free, MendPages goes on with its hidden states
 
 The row attends to all tokens before it, wherever these are, and to none behind it. The sequence has no row of its own
 under way meanwhile.
@@ -9,10 +10,14 @@ under way meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
+from runtime.chains import Array
 from runtime.control.agent_io import AgentCommand, Send
 from runtime.messages import SCHEDULER, MendPages, MigrationFailed, MigrationReady
 from runtime.types import SamplingParams
@@ -47,33 +52,37 @@ class PageMending:
         return {each.key for each in self._under_way.values()}
 
     def begin(
-        self, order: MendPages, sequence: AgentSequence | None, rows: list[QueuedRow], now: int
+        self, order: MendPages, arrays: Sequence[Array], sequence: AgentSequence | None, rows: list[QueuedRow], now: int
     ) -> list[AgentCommand]:
-        """Append the row that computes the tokens to `rows`."""
+        """Append the row that computes the tokens to `rows`. `arrays`: hidden states, behind the first hop."""
         if sequence is None or sequence.epoch != order.epoch:
             return []
-        mended = sequence.keys.get(order.lo, "")
+        lo = order.path[0][1]
+        mended = sequence.keys.get(lo, "")
         name = f"{order.seq}!{order.move}"
-        key = self._tables.open_gap(mended, name, order.lo, order.first) if self._tables.has(mended) else None
+        key = self._tables.open_gap(mended, name, lo, order.first) if self._tables.has(mended) else None
         if key is None:
             return self._failed(order, "the tokens before them are not here")
         self._under_way[order.move] = PagesToMend(order, key, mended)
         asked = AgentSequence(replace(sequence.request, sampling=_SILENT), order.epoch, (), ())
-        stage, count = sequence.stages[order.lo], len(order.tokens)
+        stage, count = sequence.stages[lo], len(order.tokens)
+        ids, states = (None, arrays[0]) if arrays else (order.tokens, None)
         rows.append(
             QueuedRow(
-                asked, order.epoch, 0, key, stage, order.first, count, order.tokens, None, False, 0, 1, now, True,
-                order.move,
+                asked, order.epoch, 0, key, stage, order.first, count, ids, states, False, 0, 1, now, True, order.move
             )
-        )  # fmt: skip
+        )
         return []
 
-    def finish_row(self, row: QueuedRow) -> list[AgentCommand] | None:
-        """Give the sequence the pages that a row has written; None if it is not a row of these."""
+    def finish_row(self, row: QueuedRow, outputs: Mapping[str, Array]) -> list[AgentCommand] | None:
+        """Give the sequence the pages that a row has written, or go on to its next hop; None if it is none of these."""
         mend = self._under_way.pop(row.move, None)
         if mend is None:
             return None
         order = mend.order
+        if onward := order.path[1:]:
+            self._tables.release(mend.key)
+            return [Send(onward[0][0], structs.replace(order, path=onward), (outputs[row.name],))]
         self._tables.fill(mend.key, row.tokens)
         if not self._tables.close_gap(mend.mended, mend.key, order.first, order.lost):
             self._tables.release(mend.key)

@@ -43,7 +43,7 @@ def report_lost(
 def _may_run_again(row: QueuedRow) -> bool:
     """Return whether a row that wrote nothing that counts may run again as it was sent, with nothing else undone."""
     whole = not (row.part or row.before or row.credit is not None)
-    return whole and not (row.move or row.attempt or row.shadow or row.hop)
+    return whole and not (row.move or row.shadow or (row.attempt and row.sequence.ahead is not None))
 
 
 class StepResults:
@@ -114,7 +114,7 @@ class StepResults:
         fill, keeps = self._tables.fill, self._keeps
         for each in rows:
             if each.move:
-                out += self._moves.finish_row(each, now)
+                out += self._moves.finish_row(each, result.outputs, now)
                 self._queue.rows += self._moves.take_rows()
                 continue
             fill(each.name, each.tokens + each.steps - 1)

@@ -45,6 +45,7 @@ from runtime.messages import (
     AgentStats,
     Bid,
     ForwardRows,
+    MendPages,
     Message,
     Offer,
     PageData,
@@ -64,7 +65,7 @@ from runtime.types import EngineLost
 _log = logging.getLogger(__name__)
 
 #: Messages that agents may send to each other.
-_OF_AGENTS = (ForwardRows, PageRequest, PageData, Offer, Bid, Retract)
+_OF_AGENTS = (ForwardRows, MendPages, PageRequest, PageData, Offer, Bid, Retract)
 #: Longest wait for messages while rows wait for something else (mostly pages), in seconds.
 _PAUSE = 0.005
 #: Shortest wait, in seconds: below it the loop would spin and take the processor from the scheduler.
@@ -120,7 +121,7 @@ class AgentLoop:
         directed: The link over the same messenger, if tensors may go directly.
         side: Address at which the agent answers queries to lent pages; empty: it does not.
         side_peers: Gets those of the other agents.
-        side_client: Asks them in steps, on the same thread.
+        side_client: Asks them in steps, on the thread of these.
     """
 
     def __init__(
@@ -137,8 +138,6 @@ class AgentLoop:
         side_client: SideClient | None = None,
     ) -> None:
         self._side, self._side_peers = side, side_peers
-        if side_client is not None:
-            side_client.look = self._look_beside
         self._came: list[Envelope | PeerCut] = []
         self._engine, self._agent, self._clock, self._directed = engine, agent, clock, directed
         self._messenger: Link = directed or messenger
@@ -148,6 +147,8 @@ class AgentLoop:
             CommandExecutor(engine, self._messenger, directed),
         )
         second = engine.second_lane() if settings.own_lane else None
+        if side_client is not None and second is None:  # with lanes of their own, messages are read during steps
+            side_client.look = self._look_beside
         self._lanes = lanes_for(engine, second, agent, clock, self._messenger.wake, self._send)
         if settings.watch_layers and second is None and directed is None and isinstance(engine, WatchesLayers):
             engine.watch_layers(StepWatch(agent, messenger, clock, self._carry_out, self._came_beside))

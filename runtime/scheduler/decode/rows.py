@@ -273,6 +273,7 @@ class DecodeLoop:
             if (
                 sequence.phase != "decode" or sequence.computed >= sequence.pages.room or sequence.predicted is not None
                 or sequence.waits is not FREE or sequence.flying or not sequence.path or strides
+                or sequence.failures is not NO_FAILURES
             ):  # fmt: skip
                 if sequence.waits.move:
                     self._on_rest(sequence, now)
@@ -384,12 +385,19 @@ class DecodeLoop:
         else:
             tokens, sample = sequence.span(count), sequence.computed + count == sequence.tokens and sequence.samples
         if sequence.predicted is None:
-            state.out.run_row(sequence, tokens, steps, sample)
+            state.out.run_row(sequence, tokens, steps, sample, self._again(sequence, count))
             if self._by_layer and sample and sequence.phase != "decode" and self._goes_on(sequence):
                 self._on_chunk(sequence, now)
         else:
             self._send_predicted(sequence, sequence.predicted.in_flight, tokens, sample, None, now)
         return True
+
+    def _again(self, sequence: ScheduledSequence, count: int) -> InFlightRow | None:
+        """Return the record of a row that some hops of its path may have run already; None for any other row."""
+        if not sequence.failures.again or len(sequence.path) == 1:
+            return None
+        sequence.attempt += 2
+        return InFlightRow(sequence.attempt, count, False)
 
     def _goes_on(self, sequence: ScheduledSequence) -> bool:
         """Return whether a sequence may be handed off behind its next token."""

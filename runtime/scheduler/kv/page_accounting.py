@@ -191,13 +191,14 @@ class PageAccounting:
                 stop = start
         return found
 
-    def lendable(self, holding: PageHolding, device: str) -> list[PageRectangle]:
+    def lendable(self, holding: PageHolding, device: str, layers: int) -> list[PageRectangle]:
         """Return the first pages that a holding has on a device of its path, in runs of layers, and nothing else uses.
 
-        The last page set of all never counts: what is written next is on the path.
+        The last page set of all never counts: what is written next is on the path. `layers`: those of the path there;
+        the pages of a stand-in, which may be written again, come behind them.
         """
         found = list[PageRectangle]()
-        for layer, end in _on(holding, device):
+        for layer, end in (each for each in _on(holding, device) if each[0] < layers):
             first, last, stop = 0, 0, holding.groups
             for extent in end.path():
                 start = stop - extent.groups

@@ -6,7 +6,8 @@
 
 Contract:
 - Only full page sets that no other sequence shares are lent, the first ones first: a lent page is never written again,
-  and what a sequence writes is always on its path (IL-04).
+  and what a sequence writes is always on its path (IL-04). Where a hop is predicted, they are lent between rows: what
+  was written from a wrong token lies behind them (BL-25), and the stand-in's own pages are never lent.
 - A creditor has the pages before the debtor's are given up, so that the sequence can be computed at any time.
 - A creditor never borrows for a loan (IL-07): pages that it has not free are not lent. Its own sequences take pages
   from loans by rank, as from any sequence there (`debtors`).
@@ -266,7 +267,9 @@ class Lending:
         full = sequence.computed // spec.page_tokens
         here = [
             each._replace(groups=(each.groups[0], min(each.groups[1], full)))
-            for each in state.page_accounting.lendable(sequence.pages.holding, hop.device)
+            for each in state.page_accounting.lendable(
+                sequence.pages.holding, hop.device, hop.layers[1] - hop.layers[0]
+            )
         ]
         coming = groups_for(spec, sequence.tokens) - sequence.pages.groups
         room = state.devices[hop.device].pages.free + sum(each.pages for each in here)

@@ -8,6 +8,7 @@ Contract:
 - Lost page sets are computed in order, so that K and V of all tokens before are there.
 - A row passes all layers, with pages for all of them: a lost layer needs what those before it make of the tokens. The
   sequence gets those of the lost layers and keeps what it has of the others, here or on living devices.
+- A mend is of one hop, the first with losses. Its row passes the hops before, too, where nothing is lost any more.
 - The sequence rests meanwhile: rows of its own would attend to what is not there.
 - A step that waited for a dead creditor has failed; rows that had nothing else to do with it are sent again. One of a
   sequence with creditors waits for news of them first, since such a step may fail before a death is known.
@@ -44,24 +45,32 @@ class MendUnderWay:
 
     Fields:
         number: Its number in messages, unique among those of loans and migrations.
+        hops: The hops that its row passes; what was lost is of the last one.
         lost: All lost page sets of the sequence when it began.
         groups: Page sets [first, last), the first ones that are lost.
     """
 
     number: int
     sequence: ScheduledSequence
+    hops: tuple[Hop, ...]
     lost: tuple[LostPages, ...]
     groups: tuple[int, int]
     began: int
 
     @property
-    def hop(self) -> Hop:
-        return self.sequence.path[0]
+    def debtor(self) -> str:
+        return self.hops[-1].device
 
-    @property
-    def pages(self) -> int:
-        """Pages that it takes on the debtor."""
-        return (self.groups[1] - self.groups[0]) * (self.hop.layers[1] - self.hop.layers[0])
+    def mends(self, lost: LostPages) -> bool:
+        """Return whether the first page sets of what is lost are among these."""
+        return lost in self.lost and (lost.hop, lost.groups[0]) == (len(self.hops) - 1, self.groups[0])
+
+    def pages(self) -> Mapping[str, int]:
+        """Return the pages that it takes, by device."""
+        taken: Counter[str] = Counter()
+        for hop in self.hops:
+            taken[hop.device] += (self.groups[1] - self.groups[0]) * (hop.layers[1] - hop.layers[0])
+        return taken
 
 
 class Mending:
@@ -85,11 +94,11 @@ class Mending:
         """Return why a sequence cannot be mended; empty if it can."""
         if not self._state.config.lending.mend:
             return "pages are not mended here"
-        if len(sequence.path) != 1:
-            return "its path has several hops"
         if sequence.flying and sequence.issued > 1 and sequence.phase == "decode":
             return "it decodes on credit"
-        if sequence.waits.doomed or sequence.predicted is not None or sequence.swapped is not None:
+        if sequence.predicted is not None:
+            return "a hop of it is predicted"
+        if sequence.waits.doomed or sequence.swapped is not None:
             return "it is about to leave its path"
         return ""
 
@@ -102,11 +111,13 @@ class Mending:
             self._loans.remove(loan)
             self._state.page_accounting.change_place(sequence.pages.holding, loan.debtor, "", *loan.groups, loan.layers)
             some: dict[str, Any] = {} if loan.is_of_all_layers else {"layers": list(loan.layers)}
-            self._trace("kv.lost", sequence, now, creditor=device, loan=loan.number, groups=list(loan.groups), **some)
+            some |= {"creditor": device, "loan": loan.number, "groups": list(loan.groups)}
+            self._trace("kv.lost", loan.debtor, sequence, now, **some)
         sequence.lenders = frozenset(each.creditor for each in self._loans.of_sequence(sequence))
-        lost = (*sequence.lost, *(LostPages(each.number, each.groups, each.layers) for each in gone))
-        sequence.lose(tuple(sorted(lost, key=lambda each: (each.groups, each.layers))))
-        sequence.failures = sequence.failures.with_loss(now)
+        new = [LostPages(each.number, sequence.path.index(each.hop), each.groups, each.layers) for each in gone]
+        sequence.lose(tuple(sorted((*sequence.lost, *new), key=lambda each: (each.hop, each.groups, each.layers))))
+        if gone:
+            sequence.failures = sequence.failures.with_loss(now)
         if self._waiting.pop(sequence.seq, None) is not None:
             self._go_on(sequence)
         self._state.ready.append(sequence)
@@ -116,7 +127,7 @@ class Mending:
         sequence.failures = sequence.failures.with_loss(now)
         self._state.counters.loss_restarts += 1
         self._state.counters.restarted_tokens += sequence.computed
-        self._trace("kv.mend.none", sequence, now, why=why)
+        self._trace("kv.mend.none", sequence.path[0].device if sequence.path else "", sequence, now, why=why)
 
     def runs_again(self, sequence: ScheduledSequence, now: int) -> bool:
         """Return whether the row of a sequence may be sent again after a step that a creditor did not answer."""
@@ -137,8 +148,8 @@ class Mending:
 
         The same layers of all of them are lost.
         """
-        first = sequence.lost[0].groups[0]
-        last = min(edge for each in sequence.lost for edge in each.groups if edge > first)
+        hop, first = sequence.lost[0].hop, sequence.lost[0].groups[0]
+        last = min(edge for each in sequence.lost if each.hop == hop for edge in each.groups if edge > first)
         limits, spec = self._state.limits, sequence.spec
         chunk = min(self._state.config.prefill_chunk, limits.chunk(spec, sequence.place.weights))
         return min(last - first, max(1, chunk // spec.page_tokens))
@@ -146,18 +157,20 @@ class Mending:
     def start(self, sequence: ScheduledSequence, groups: int, now: int) -> None:
         """Compute the first lost page sets again; the caller has checked that there is room for them."""
         first, width = sequence.lost[0].groups[0], sequence.spec.page_tokens
-        mend = MendUnderWay(self._number(), sequence, sequence.lost, (first, first + groups), now)
+        hops = sequence.path[: sequence.lost[0].hop + 1]
+        mend = MendUnderWay(self._number(), sequence, hops, sequence.lost, (first, first + groups), now)
         self._under_way[mend.number] = mend
-        self._state.devices[mend.hop.device].pages.used += mend.pages
+        for device, pages in mend.pages().items():
+            self._state.devices[device].pages.used += pages
         sequence.moves(mend.number)
         sequence.hold(True)
+        path = tuple((hop.device, hop.lo) for hop in hops)
+        lost = tuple(LostLayers(each.loan, each.layers) for each in sequence.lost if mend.mends(each))
         tokens = sequence.first((first + groups) * width)[first * width :]
-        lost = tuple(LostLayers(each.loan, each.layers) for each in sequence.lost if each.groups[0] == first)
         self._state.out.add_message(
-            mend.hop.device,
-            MendPages(mend.number, sequence.seq, sequence.epoch, mend.hop.lo, lost, first * width, tokens),
+            hops[0].device, MendPages(mend.number, sequence.seq, sequence.epoch, path, lost, first * width, tokens)
         )
-        self._trace("kv.mend.start", sequence, now, groups=list(mend.groups))
+        self._trace("kv.mend.start", mend.debtor, sequence, now, groups=list(mend.groups))
 
     def arrived(self, event: MigrationReady, now: int) -> bool:
         """Record page sets that are there again; return whether the answer is that of a mend."""
@@ -165,17 +178,16 @@ class Mending:
         if mend is None:
             return False
         sequence, (first, last) = mend.sequence, mend.groups
-        # A device may have died meanwhile that held other layers of them.
-        there = {each.loan for each in mend.lost if each.groups[0] == first}
+        # What was lost meanwhile, also of these page sets, is not there.
         held, places = sequence.pages.holding, self._state.page_accounting
-        for each in (each for each in sequence.lost if each.loan in there):
-            places.change_place(held, mend.hop.device, mend.hop.device, first, last, each.layers)
-        cut = (each.behind(last) if each.loan in there else each for each in sequence.lost)
+        for each in filter(mend.mends, sequence.lost):
+            places.change_place(held, mend.debtor, mend.debtor, first, last, each.layers)
+        cut = (each.behind(last) if mend.mends(each) else each for each in sequence.lost)
         sequence.lose(tuple(each for each in cut if each is not None))
         counters = self._state.counters
         counters.mended_tokens += (last - first) * sequence.spec.page_tokens
         counters.mends += not sequence.lost
-        self._trace("kv.mend", sequence, now, groups=[first, last])
+        self._trace("kv.mend", mend.debtor, sequence, now, groups=[first, last])
         self._go_on(sequence)
         return True
 
@@ -231,20 +243,21 @@ class Mending:
         """Return the pages taken for what is under way, by device."""
         pages: Counter[str] = Counter()
         for mend in self._under_way.values():
-            pages[mend.hop.device] += mend.pages
+            pages.update(mend.pages())
         return pages
 
     def check(self) -> None:
         """Raise RuntimeError unless mends, losses and pages agree. For tests, after every event."""
         for mend in self._under_way.values():
-            waits, lost = mend.sequence.waits, [each.groups for each in mend.sequence.lost]
+            waits, mended = mend.sequence.waits, [each for each in mend.sequence.lost if mend.mends(each)]
             rests = waits.move == mend.number and (waits.held or waits.doomed) and not mend.sequence.flying
-            if not rests or not any(first == mend.groups[0] and mend.groups[1] <= last for first, last in lost):
+            if not rests or not mended or any(each.groups[1] < mend.groups[1] for each in mended):
                 raise RuntimeError(
                     f"mend {mend.number} is of a sequence that does not rest, or of pages that are there"
                 )
         for sequence in self._state.running.values():
-            lost = [page for each in sequence.lost for page in each.pages()]
+            first = [hop.layers[0] for hop in sequence.path]
+            lost = [(first[each.hop] + layer, at) for each in sequence.lost for layer, at in each.pages()]
             gone = self._state.page_accounting.lost_pages(sequence.pages.holding)
             if bool(lost) != sequence.waits.mends or len(lost) != len(gone) or set(lost) != gone:
                 raise RuntimeError(f"{sequence.seq}: {sequence.lost} are not the page sets that are nowhere")
@@ -254,15 +267,15 @@ class Mending:
     def _end(self, number: int) -> MendUnderWay | None:
         """Forget a mend that is under way, and give back the pages that are taken for it."""
         mend = self._under_way.pop(number, None)
-        if mend is not None and (device := self._state.devices[mend.hop.device]).alive:
-            device.pages.used -= mend.pages
-            self._state.changed = True
+        for name, pages in {} if mend is None else mend.pages().items():
+            if (device := self._state.devices[name]).alive:
+                device.pages.used -= pages
+                self._state.changed = True
         return mend
 
     def _await_news(self, sequence: ScheduledSequence, now: int) -> None:
         sequence.hold(True)
         self._waiting[sequence.seq] = sequence, now
 
-    def _trace(self, event: str, sequence: ScheduledSequence, now: int, **extra: Any) -> None:
-        device = sequence.path[0].device if sequence.path else ""
+    def _trace(self, event: str, device: str, sequence: ScheduledSequence, now: int, **extra: Any) -> None:
         self._state.tell.control(now, event, "IL-18", device, seq=sequence.seq, **extra)

@@ -155,10 +155,12 @@ class LostPages:
     """Page sets [first, last) of a sequence that a dead device held, as a part of this loan.
 
     Fields:
+        hop: Number of the hop on the sequence's path.
         layers: In these layers [first, last), counted from the hop's first.
     """
 
     loan: int
+    hop: int
     groups: tuple[int, int]
     layers: tuple[int, int]
 
@@ -167,7 +169,7 @@ class LostPages:
         return replace(self, groups=(group, self.groups[1])) if group < self.groups[1] else None
 
     def pages(self) -> Iterator[tuple[int, int]]:
-        """Yield its pages: layer and number of the page set."""
+        """Yield its pages: layer of the hop and number of the page set."""
         return product(range(*self.layers), range(*self.groups))
 
 

@@ -43,7 +43,7 @@ class ScheduledSequence(LiveSequence):
         epoch: Number of its current placement; messages of an older one are ignored.
         flying: Whether a row of it is in flight.
         issued: Tokens of the row in flight.
-        attempt: Number of the latest row sent while a hop of it was predicted; always even.
+        attempt: Number of the latest row sent while a hop of it was predicted, or sent again; always even.
         predicted: None while no hop of it is predicted.
         swapped: Its K and V in host memory; None while there are none.
         forecast: How long its answer gets (TI-10); None without a prediction.

@@ -96,7 +96,7 @@ class Destination:
         at, _, what = heapq.heappop(self._later)
         self.now = max(self.now, at)
         if isinstance(what, QueuedRow):
-            self._carry_out(self.moves.finish_row(what, self.now))
+            self._carry_out(self.moves.finish_row(what, {}, self.now))
         elif what.before:
             data = PageData(what.move, what.seq, what.epoch, what.lo, what.hi, "", "", what.before, ((0, self.tokens),))
             states = Array("uint8", (what.hi - what.lo, 1), bytes(what.hi - what.lo))

@@ -24,9 +24,9 @@ SIX = counting_model("m", "1* 2* 3* 4* 5* 6*", max_model_len=4000)
 
 def of_six_layers(
     shape: LoanShape, devices: int, pages: int, cuts: Sequence[tuple[int, ...]] = ((),),
-    placement: Placement = "replicate",
+    placement: Placement = "replicate", cap: float = 0.9,
 ) -> VirtualCluster:  # fmt: skip
-    lending = LendingConfig("planned", shape=shape)
+    lending = LendingConfig("planned", cap, shape=shape)
     config = ClusterConfig(devices=devices, placement=placement, prefill_chunk=8, lending=lending)
     return VirtualCluster([SIX], cuts, devices=devices, pages=pages, config=config)
 
