@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
 def without_lending(config: ClusterConfig) -> str | None:
     """Return why K and V cannot lie on devices that are not on the path with these settings; None if they can."""
-    if config.speculation.mode != "off":
-        return "lending and speculation exclude each other: a predicted hop's K and V may be taken back"
     if config.dispatch != "placed":
         return "lending needs hops that the scheduler places (dispatch)"
     return None

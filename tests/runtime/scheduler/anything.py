@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from runtime.chains import Surrogate
 from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, SpeculationConfig
@@ -52,8 +52,9 @@ class Anything(Changing):
     host: int | None = None
     #: Whether devices have roles; then no hop is predicted or offered.
     apart: bool = False
-    #: Whether devices lend pages; then no hop is predicted or offered.
+    #: Whether devices lend pages; then no hop is offered, and none is predicted unless `predicts`.
     lends: bool = False
+    predicts: bool = False
     #: Whether sequences with roles or loans may be ordered by deadline.
     ordered: bool = False
     mode: LendingMode = "planned"
@@ -85,7 +86,7 @@ class Anything(Changing):
         if self.apart:
             self.config = _with_roles(self.config, random.Random(f"{self.seed} roles"))
         if self.lends:
-            self.config = _with_loans(self.config, random.Random(f"{self.seed} loans"), self.mode)
+            self.config = _with_loans(self.config, random.Random(f"{self.seed} loans"), self.mode, self.predicts)
             self.pages = random.Random(f"{self.seed} pages").choice((70, 70, 90, self.pages))
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
         self.costs = lambda plan: rng.choice((MS // 4, MS, 2 * MS))
@@ -233,15 +234,18 @@ def _with_roles(config: ClusterConfig, rng: random.Random) -> ClusterConfig:
     return replace(config, roles=roles, dispatch="placed", speculation=SpeculationConfig(), decode=decode)
 
 
-def _with_loans(config: ClusterConfig, rng: random.Random, mode: LendingMode) -> ClusterConfig:
+def _with_loans(config: ClusterConfig, rng: random.Random, mode: LendingMode, predicts: bool) -> ClusterConfig:
     lending = LendingConfig(
         mode, rng.choice((0.3, 0.9, 1.0)), rng.choice((0.02, 1.0)), recall=rng.choice((0.0, 0.25, 1.0)),
         reclaim=rng.random() < 0.5, circle_pages=rng.choice((0, 2)), beat_ms=10, gone_ms=100,
         managers=rng.choice((1, 3)), mend=True,
     )  # fmt: skip
     shape: LoanShape = random.Random(repr(lending)).choice(("tokens", "layers", "cheapest"))
-    lending = replace(lending, shape=shape, layer_mib=0.0001)
+    named = [each for each in get_args(LoanShape) if each == os.environ.get("BLOCKZOO_SHAPE")]
+    lending = replace(lending, shape=named[0] if named else shape, layer_mib=0.0001)
     placement = rng.choice((config.placement, "replicate"))
+    if predicts:
+        return replace(config, dispatch="placed", lending=lending)
     return replace(config, dispatch="placed", speculation=SpeculationConfig(), lending=lending, placement=placement)
 
 
