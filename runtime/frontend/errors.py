@@ -7,6 +7,7 @@ here depends on sockets; `status` is only a number.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from zoo.errors import InputError
 
@@ -39,6 +40,12 @@ class RequestError(InputError):
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return OpenAI's error document."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+    @classmethod
+    def read(cls, status: int, body: Mapping[str, Mapping[str, Any]]) -> RequestError:
+        """Return the error of a document of `body`."""
+        told = body["error"]
+        return cls(told["message"], status=status, kind=told["type"], param=told["param"], code=told["code"])
 
 
 def in_other_fields(error: RequestError, names: Mapping[str, str]) -> RequestError:

@@ -82,12 +82,13 @@ class Journal:
         result: T = await self._submit(_PendingWrite(self._loop.create_future(), work, synced))
         return result
 
-    async def append(self, request: str, ordinal: int, events: bytes) -> None:
+    async def append(self, request: str, ordinal: int, events: bytes) -> bool:
         """Write events of a running request (`requests.append`); return once they survive the end of this process.
 
-        Raises StoreError.
+        Returns False, with nothing written, if the request has ended. Raises StoreError.
         """
-        await self._submit(_PendingWrite(self._loop.create_future(), row=(request, ordinal, events)))
+        written: bool = await self._submit(_PendingWrite(self._loop.create_future(), row=(request, ordinal, events)))
+        return written
 
     async def close(self) -> None:
         """End the thread once everything is written."""
@@ -147,9 +148,12 @@ class Journal:
             return [self._attempt(connection, part.write.work or (lambda _: None))]
         self.counts.appends += len(part.appends)
         outcome = self._attempt(connection, partial(_append, part.appends))
-        if isinstance(outcome, Exception) and len(part.appends) > 1:
-            return [self._attempt(connection, partial(_append, [each])) for each in part.appends]
-        return [outcome] * len(part.appends)
+        if not isinstance(outcome, Exception):
+            return list(outcome)
+        if len(part.appends) == 1:
+            return [outcome]
+        alone = [self._attempt(connection, partial(_append, [each])) for each in part.appends]
+        return [one if isinstance(one, Exception) else one[0] for one in alone]
 
     def _attempt(self, connection: Connection, work: Callable[[Connection], Any]) -> Any:
         """Return the result of a part of the transaction, or its exception, with what it had changed undone."""
@@ -165,8 +169,10 @@ class Journal:
         return result
 
 
-def _append(appends: Sequence[_PendingWrite], connection: Connection) -> None:
-    requests.append(connection, [each.row for each in appends if each.row is not None])
+def _append(appends: Sequence[_PendingWrite], connection: Connection) -> list[bool]:
+    rows = [each.row for each in appends if each.row is not None]
+    going = requests.append(connection, rows)
+    return [request in going for request, _, _ in rows]
 
 
 def _parts(pending: Sequence[_PendingWrite]) -> list[_Writes]:

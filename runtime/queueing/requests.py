@@ -168,9 +168,16 @@ def begin(connection: Connection, request: str, model: str, version: str) -> Non
     connection.execute(update(_requests).where(_requests.c.id == request).values(values))
 
 
-def append(connection: Connection, rows: Sequence[tuple[str, int, bytes]]) -> None:
-    """Add events of requests: id, number of the first one, `records.encode_events`. They count as progress."""
-    connection.execute(insert(_events), [{"request": i, "ordinal": n, "events": e} for i, n, e in rows])
+def append(connection: Connection, rows: Sequence[tuple[str, int, bytes]]) -> set[str]:
+    """Add events of requests: id, number of the first one, `records.encode_events`. They count as progress.
+
+    Returns the ids of those requests that have not ended. The rest, which other servers have ended, stay as they are.
+    """
+    going = unended_of(connection, {request for request, _, _ in rows}, hold=True)
+    fresh = [{"request": i, "ordinal": n, "events": e} for i, n, e in rows if i in going]
+    if fresh:
+        connection.execute(insert(_events), fresh)
+    return going
 
 
 def events(connection: Connection, request: str) -> list[bytes]:
@@ -179,11 +186,24 @@ def events(connection: Connection, request: str) -> list[bytes]:
     return list(connection.execute(query).scalars())
 
 
-def finish(connection: Connection, request: str, state: State, given: StoredAnswer, now: int) -> bool:
-    """End a request with its answer, and drop its events. Return False, with nothing changed, if it had ended."""
+def finish(
+    connection: Connection, request: str, state: State, given: StoredAnswer, now: int, events: int | None = None
+) -> bool:
+    """End a request with its answer, and drop its events. Return False, with nothing changed, if it had ended.
+
+    Args:
+        events: The answer was made from so many of them: where there are more by now, nothing is changed either.
+    """
     if state not in ENDED:
         raise ValueError(f"{state} is no end")
     own = (_requests.c.id == request) & _requests.c.state.in_(_UNENDED)
+    if events is not None:
+        # Nothing is appended between the look and the end. A transaction of appends may hold many such rows: one that
+        # ends a request of another server should hold no other.
+        connection.execute(select(_requests.c.id).where(own).with_for_update(key_share=True))
+        more = select(_events.c.ordinal).where(_events.c.request == request, _events.c.ordinal >= events).limit(1)
+        if connection.execute(more).first() is not None:
+            return False
     values = {
         "state": state,
         "ended": now,
@@ -229,6 +249,16 @@ def ended_of(connection: Connection, ids: Collection[str]) -> list[str]:
     """Return those of some requests that have ended."""
     query = select(_requests.c.id).where(_requests.c.id.in_(ids), _requests.c.state.in_(ENDED))
     return list(connection.execute(query).scalars())
+
+
+def unended_of(connection: Connection, ids: Collection[str], hold: bool = False) -> set[str]:
+    """Return those of some requests that are there and have not ended. `hold`: no other transaction ends them before
+    this one is over.
+    """
+    query = select(_requests.c.id).where(_requests.c.id.in_(ids), _requests.c.state.in_(_UNENDED))
+    if hold:
+        query = query.order_by(_requests.c.id).with_for_update(read=True)
+    return set(connection.execute(query).scalars())
 
 
 def counts(connection: Connection, batch: str | None = None) -> dict[str, int]:

@@ -51,7 +51,7 @@ class BackgroundRun:
 
     def __init__(self, form: AnswerForm, generation: Generation) -> None:
         receipt = generation.receipt
-        self.run = DurableRun(receipt.id, receipt.principal, b"")
+        self.run = DurableRun(receipt.id, form.kind, receipt.principal, b"")
         self.task: asyncio.Task[None] | None = None
         self.size = 0
         self.ended: float | None = None

@@ -97,7 +97,7 @@ async def run_to_follow(durable: DurableRuns, found: DurableRequest) -> DurableR
         return durable.find(found.id) or durable.start(replace(found, state="queued", body=None))
     if answer is None:
         raise RequestError("The request does not run now.", status=409, code="request_not_running")
-    run = DurableRun(found.id, found.principal, found.digest)
+    run = DurableRun(found.id, found.kind, found.principal, found.digest)
     run.close(answer)
     return run
 

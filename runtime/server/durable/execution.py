@@ -15,15 +15,16 @@ from functools import partial
 
 from runtime.frontend.assemble import Receipt
 from runtime.frontend.errors import RequestError
-from runtime.queueing.records import DurableRequest, Kind, State, StoredAnswer
+from runtime.queueing.records import DurableRequest, StoredAnswer
 from runtime.server.answers.forms import form_of_kind
 from runtime.server.context import Service
+from runtime.server.durable.endings import Endings
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
-from runtime.server.durable.transcript import AddedEvents, Chunk, Transcript, broken_off, joined
+from runtime.server.durable.transcript import AddedEvents, Chunk, Transcript, joined
 from runtime.server.durable.turns import Turns
 from runtime.server.interfaces import EventStream
-from runtime.server.openai.responses import as_request_error, dump
+from runtime.server.openai.responses import as_request_error
 from runtime.server.request_runner import Meter, Prepared, charge, failure, prepare_served
 from runtime.types import SequenceRequest, TokenEvent
 from zoo.errors import StoreError, Unavailable, ZooError
@@ -38,12 +39,17 @@ OPEN_SECONDS = 30.0
 _PAUSE = 0.02
 
 
+class _EndedElsewhere(Exception):
+    """Another server has ended the request, for a client that came to it."""
+
+
 class Execution:
     """Runs requests of a server. One object for all of them."""
 
-    def __init__(self, service: Service, store: RequestStore) -> None:
+    def __init__(self, service: Service, store: RequestStore, endings: Endings) -> None:
         self._service = service
         self._store = store
+        self._endings = endings
         #: In which order what was taken over is opened, by id of the request; all else is opened as it comes.
         self.turns = Turns()
 
@@ -64,6 +70,9 @@ class Execution:
         """
         try:
             answer, ending = await self._answer(run, request, prepared, seat)
+        except _EndedElsewhere:
+            await self._endings.close_as_stored(run)
+            return
         except (StoreError, Unavailable):
             raise
         except Exception as error:
@@ -72,27 +81,14 @@ class Execution:
                 raise
             if not isinstance(error, ZooError):
                 _log.exception("request %s failed", run.id)
-            await self.refuse(run, request.kind, "failed", refusal)
+            await self._endings.refuse(run, "failed", refusal)
             return
-        await self._end(run, "done", answer, ending)
-
-    async def refuse(self, run: DurableRun, kind: Kind, state: State, error: RequestError) -> None:
-        """End a request with an error, in its stream if that has begun."""
-        ending = broken_off(form_of_kind(kind), run.published, error)
-        stream = joined([*run.published, *ending]) if ending else None
-        await self._end(run, state, StoredAnswer(error.status, dump(error.body()), stream), ending)
-
-    async def _end(self, run: DurableRun, state: State, answer: StoredAnswer, ending: Sequence[Chunk]) -> None:
-        if await self._store.finish(run.id, state, answer):
-            run.publish(ending)
-            run.close(answer)
-        else:
-            run.close(await self._store.answer(run.id))
+        await self._endings.finish(run, "done", answer, ending)
 
     async def _answer(
         self, run: DurableRun, request: DurableRequest, prepared: Prepared | None, seat: Seat | None
     ) -> tuple[StoredAnswer, list[Chunk]]:
-        """Return the answer, and the chunks of its end."""
+        """Return the answer, and the chunks of its end. Raises _EndedElsewhere."""
         past: list[TokenEvent] = []
         stored = prepared is None
         if prepared is None:
@@ -116,7 +112,8 @@ class Execution:
                 model = prepared.generation.model
                 await self._store.begin(request.id, model.name, model.chain)
             async for first, added in steps:
-                await self._store.append(run.id, first, added.events)
+                if not await self._store.append(run.id, first, added.events):
+                    raise _EndedElsewhere
                 run.publish(added.chunks)
         ending = transcript.ending()
         document = await self._service.in_worker(transcript.document)

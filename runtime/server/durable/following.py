@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from runtime.frontend.assemble import Receipt
 from runtime.queueing import requests
-from runtime.queueing.records import ENDED, DurableRequest, decode_events
-from runtime.server.answers.forms import form_of_kind
+from runtime.queueing.records import ENDED, decode_events
 from runtime.server.context import Service
+from runtime.server.durable.endings import Endings, transcript_of
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
-from runtime.server.durable.transcript import Transcript, chunks_of
-from runtime.server.request_runner import prepare_served
+from runtime.server.durable.transcript import Transcript
 
 #: Seconds between two looks at what the other server has written.
 LOOK = 0.05
@@ -22,9 +20,10 @@ LOOK = 0.05
 class Follower:
     """Follows requests for one server."""
 
-    def __init__(self, service: Service, store: RequestStore) -> None:
+    def __init__(self, service: Service, store: RequestStore, endings: Endings) -> None:
         self._service = service
         self._store = store
+        self._endings = endings
 
     async def follow(self, run: DurableRun, request: str) -> bool:
         """Publish what is written of a request until it has ended: then the run is closed with its answer.
@@ -45,10 +44,7 @@ class Follower:
             if found is None:
                 return False
             if found.state in ENDED:
-                answer = await self._store.answer(request)
-                if answer is not None and answer.stream is not None:
-                    run.publish(chunks_of(answer.stream))
-                run.close(answer)
+                await self._endings.close_as_stored(run)
                 return True
             if not found.owned or found.owner == self._store.database.server:
                 return False
@@ -64,11 +60,4 @@ class Follower:
         stored = await self._store.read(partial(requests.get, request=request))
         if stored is None:
             raise LookupError(request)
-        return Transcript(
-            await prepare_served(self._service, form_of_kind(stored.kind).body, stored.body or b"", receipt_of(stored))
-        )
-
-
-def receipt_of(request: DurableRequest) -> Receipt:
-    """Return the receipt of a request that arrives now, for its text alone."""
-    return Receipt(request.id, request.created // 10**9, 0, request.seed, principal=request.principal)
+        return await transcript_of(self._service, stored)

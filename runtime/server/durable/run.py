@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from runtime.frontend.errors import RequestError
-from runtime.queueing.records import StoredAnswer
+from runtime.queueing.records import Kind, StoredAnswer
 from runtime.server.durable.transcript import Chunk, joined
 
 
@@ -14,8 +14,7 @@ class DurableRun:
     """The published part of an answer. Belongs to the event loop that it is made on.
 
     Attributes:
-        id: Of the request.
-        principal, digest: Of the request (`DurableRequest`).
+        id, kind, principal, digest: Of the request (`DurableRequest`).
         answer: The stored answer, once ended.
         error: Why this server has put the request down without an answer.
         task: The task that runs it.
@@ -24,8 +23,9 @@ class DurableRun:
         elsewhere: Another server runs it, and the task reads what that one writes.
     """
 
-    def __init__(self, id: str, principal: str, digest: bytes) -> None:
+    def __init__(self, id: str, kind: Kind, principal: str, digest: bytes) -> None:
         self.id = id
+        self.kind = kind
         self.principal = principal
         self.digest = digest
         self.answer: StoredAnswer | None = None
@@ -44,9 +44,11 @@ class DurableRun:
         return self._chunks
 
     def publish(self, chunks: Sequence[Chunk]) -> None:
-        """Add chunks with events that are in the store; those of numbers that it has are left out."""
+        """Add chunks with events that are in the store; those of numbers that it has are left out, and all once it has
+        ended.
+        """
         last = self._chunks[-1].number if self._chunks else -1
-        if fresh := [chunk for chunk in chunks if chunk.number > last]:
+        if not self._over and (fresh := [chunk for chunk in chunks if chunk.number > last]):
             self._chunks += fresh
             self._tell_followers()
 

@@ -26,17 +26,17 @@ from runtime.frontend.errors import RequestError, overloaded, unavailable
 from runtime.queueing import requests
 from runtime.queueing.broker import INTERACTIVE, RabbitIntake
 from runtime.queueing.database import QueueDatabase
-from runtime.queueing.records import ENDED, DurableRequest, StoredAnswer
+from runtime.queueing.records import ENDED, DurableRequest
 from runtime.queueing.requests import MOST_ATTEMPTS
 from runtime.server.answers.forms import AnswerForm
 from runtime.server.answers.kept import SettledBody
 from runtime.server.context import Service
+from runtime.server.durable.endings import GIVEN_UP, Endings
 from runtime.server.durable.execution import Execution, Seat
 from runtime.server.durable.following import LOOK, Follower
 from runtime.server.durable.run import DurableRun, key_reused, matching_run
 from runtime.server.durable.store import RequestStore
 from runtime.server.durable.transcript import Chunk, Transcript
-from runtime.server.openai.responses import dump
 from runtime.server.request_runner import Prepared, prepare_served
 from zoo.errors import StoreError, ZooError
 
@@ -66,8 +66,9 @@ class DurableRuns:
         self.store = RequestStore(database)
         self.parking = False
         self._service = service
-        self._execution = Execution(service, self.store)
-        self._follower = Follower(service, self.store)
+        self._endings = Endings(service, self.store)
+        self._execution = Execution(service, self.store, self._endings)
+        self._follower = Follower(service, self.store, self._endings)
         self._runs: dict[str, DurableRun] = {}
         self._places = asyncio.Semaphore(service.config.max_queued)
         self._suspect = asyncio.Lock()
@@ -89,7 +90,7 @@ class DurableRuns:
 
     async def take_over(self) -> None:
         """Start what servers have left that died or stopped, but for lines of batches. Raises StoreError."""
-        taken = await self.store.take_over(_given_up())
+        taken = await self.store.take_over(GIVEN_UP)
         for dead in taken.given_up:
             _log.error("request %s was running when %d servers died, and is given up", dead, MOST_ATTEMPTS)
         mine = [request for request in taken.requests if request.id not in self._runs]  # else a run follows it
@@ -98,14 +99,18 @@ class DurableRuns:
             self.start(request)
 
     async def drop_ended(self) -> None:
-        """Stop requests that were ended elsewhere: aborted by a client that came to another server."""
-        mine = [name for name, run in self._runs.items() if run.task is not None and not run.elsewhere]
-        if mine:
-            for name in await self.store.read(partial(requests.ended_of, ids=mine)):
-                run = self._runs.get(name)
-                if run is not None and run.task is not None:
-                    run.close(await self.store.answer(name))
-                    run.task.cancel()
+        """Stop requests that were ended elsewhere: aborted or removed by a client that came to another server."""
+        mine = {
+            name: run
+            for name, run in self._runs.items()
+            if run.task is not None and run.stored.is_set() and not run.elsewhere
+        }
+        going = await self.store.read(partial(requests.unended_of, ids=list(mine))) if mine else set()
+        for name in mine.keys() - going:
+            run = mine[name]
+            await self._endings.close_as_stored(run)
+            if run.task is not None:
+                run.task.cancel()
 
     async def park(self) -> None:
         """Put all requests down for the next server: abort their sequences, and queue them again. Call it once."""
@@ -218,7 +223,7 @@ class DurableRuns:
         Cancelled, it aborts its sequences and leaves the request running in the store. Raises StoreError, also once
         the engine is gone.
         """
-        run = self._runs[request.id] = DurableRun(request.id, request.principal, request.digest)
+        run = self._runs[request.id] = DurableRun(request.id, request.kind, request.principal, request.digest)
         try:
             await self._execution.run_request(run, replace(request, body=raw), None, seat)
         except StoreError:
@@ -231,12 +236,11 @@ class DurableRuns:
 
     async def cancel(self, request: DurableRequest) -> None:
         """Abort a request: unless it has ended, it ends with an error. Raises StoreError."""
-        run = self._runs.get(request.id) or DurableRun(request.id, request.principal, request.digest)
+        run = self._runs.get(request.id) or DurableRun(request.id, request.kind, request.principal, request.digest)
         if run.task is not None:
             run.task.cancel()
             await asyncio.gather(run.task, return_exceptions=True)
-        error = RequestError("The request was aborted.", status=409, code="request_aborted")
-        await self._execution.refuse(run, request.kind, "cancelled", error)
+        await self._endings.abort(run, request)
 
     # -- accepting -----------------------------------------------------------------------------------------------------
 
@@ -254,14 +258,14 @@ class DurableRuns:
         if run is None and answer is None:
             run = self.start(replace(stored, state="queued", body=None))
         elif run is None:
-            run = DurableRun(stored.id, stored.principal, stored.digest)
+            run = DurableRun(stored.id, stored.kind, stored.principal, stored.digest)
             run.close(answer)
         return matching_run(run, digest)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def _launch(self, request: DurableRequest, work: Work) -> DurableRun:
-        run = self._runs[request.id] = DurableRun(request.id, request.principal, request.digest)
+        run = self._runs[request.id] = DurableRun(request.id, request.kind, request.principal, request.digest)
         run.task = asyncio.create_task(self._guarded(run, request, work(run)))
         return run
 
@@ -401,9 +405,3 @@ class DurableRuns:
             except StoreError as error:
                 _log.warning("old answers could not be removed: %s", error)
             await asyncio.sleep(EXPIRY_PAUSE)
-
-
-def _given_up() -> StoredAnswer:
-    message = f"The server died {MOST_ATTEMPTS} times while it ran this request."
-    error = RequestError(message, status=500, kind="server_error", code="request_given_up")
-    return StoredAnswer(error.status, dump(error.body()))

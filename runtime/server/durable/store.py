@@ -108,9 +108,9 @@ class RequestStore:
         """Record that a request begins now, on a model."""
         await self.journal.write(partial(requests.begin, request=request, model=model, version=version), synced=False)
 
-    async def append(self, request: str, ordinal: int, events: list[TokenEvent]) -> None:
-        """Write events; return once they survive the end of this process."""
-        await self.journal.append(request, ordinal, encode_events(events))
+    async def append(self, request: str, ordinal: int, events: list[TokenEvent]) -> bool:
+        """Write events; return once they survive the end of this process. False: it has ended, nothing is written."""
+        return await self.journal.append(request, ordinal, encode_events(events))
 
     async def events(self, request: str) -> list[TokenEvent]:
         """Return the events of a request so far."""
@@ -121,6 +121,19 @@ class RequestStore:
         """End a request with its answer. Returns False, with nothing changed, if it has ended."""
         end = partial(requests.finish, request=request, state=state, given=answer, now=time.time_ns())
         return await self.journal.write(end)
+
+    async def abort(self, request: str, answer: StoredAnswer, events: int | None) -> bool:
+        """Cancel a request, whichever server runs it, with an answer that was made from so many events, or from none.
+
+        Returns False, with nothing changed, if it has ended or has more events by now.
+        """
+
+        def work() -> bool:  # not in a transaction of the journal, which may hold rows that another server waits for
+            with self.database.writing() as connection:
+                now = time.time_ns()
+                return requests.finish(connection, request, "cancelled", answer, now, events)
+
+        return await asyncio.to_thread(work)
 
     async def answer(self, request: str) -> StoredAnswer | None:
         """Return the answer of a request that has ended, else None."""

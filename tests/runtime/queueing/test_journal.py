@@ -66,7 +66,7 @@ def test_a_failed_write_is_undone_alone(queue: QueueDatabase) -> None:
             journal.write(partial(requests.put, requests=[made(6)])),
             return_exceptions=True,
         )
-        assert [type(outcome) for outcome in outcomes] == [StoreError, type(None), ValueError, type(None)]
+        assert [type(outcome) for outcome in outcomes] == [StoreError, bool, ValueError, type(None)]
         await journal.close()
 
     asyncio.run(main())
@@ -75,6 +75,23 @@ def test_a_failed_write_is_undone_alone(queue: QueueDatabase) -> None:
         assert requests.events(connection, "cmpl-2") == [b"other"]
         assert requests.get(connection, "cmpl-5") is None
         assert requests.get(connection, "cmpl-6") is not None
+
+
+def test_events_of_a_request_that_has_ended_are_not_written(queue: QueueDatabase) -> None:
+    put(queue, made(1, state="running"), made(2, state="running"))
+
+    async def main() -> None:
+        journal = Journal(queue, gather=0.2)
+        assert await journal.append("cmpl-1", 0, b"a")
+        end = partial(requests.finish, request="cmpl-1", state="cancelled", given=GIVEN_UP, now=NOW)
+        await journal.write(end)
+        both = asyncio.gather(journal.append("cmpl-1", 1, b"b"), journal.append("cmpl-2", 0, b"c"))
+        assert await both == [False, True]
+        await journal.close()
+
+    asyncio.run(main())
+    with queue.reading() as connection:
+        assert [requests.events(connection, name) for name in ("cmpl-1", "cmpl-2")] == [[], [b"c"]]
 
 
 def test_only_events_do_not_wait_for_the_disk(queue: QueueDatabase) -> None:

@@ -176,7 +176,10 @@ def test_another_server_sees_events_and_the_end(queue: QueueDatabase) -> None:
         assert found is not None
         assert (found.state, found.owner, found.owned, found.events) == ("running", queue.server, True, [b"b"])
         assert requests.ended_of(connection, ["cmpl-1", "cmpl-2"]) == []
-        requests.finish(connection, "cmpl-1", "cancelled", GIVEN_UP, NOW)
+        assert not requests.finish(connection, "cmpl-1", "cancelled", GIVEN_UP, NOW, events=3)  # made without the last
+        assert requests.unended_of(connection, ["cmpl-1", "cmpl-2", "cmpl-3"]) == {"cmpl-1", "cmpl-2"}
+        assert requests.finish(connection, "cmpl-1", "cancelled", GIVEN_UP, NOW, events=4)
+        assert requests.unended_of(connection, ["cmpl-1", "cmpl-2", "cmpl-3"]) == {"cmpl-2"}
         assert requests.ended_of(connection, ["cmpl-1", "cmpl-2"]) == ["cmpl-1"]
         other = requests.watched(connection, "cmpl-2", -1)
         assert other is not None and not other.owned
@@ -199,7 +202,7 @@ def test_old_answers_expire_with_all_their_rows(queue: QueueDatabase) -> None:
     with queue.writing() as connection:
         for i in (1, 2, 5):
             requests.finish(connection, f"cmpl-{i}", "done", GIVEN_UP, NOW + i)
-        requests.append(connection, [("cmpl-1", 8, b"late"), ("cmpl-3", 0, b"a")])
+        assert requests.append(connection, [("cmpl-1", 8, b"late"), ("cmpl-3", 0, b"a")]) == {"cmpl-3"}
         assert requests.expire(connection, NOW + 2) == 1
         assert connection.execute(select(func.count()).select_from(EventRow)).scalar() == 1
     assert sorted(states(queue)) == ["cmpl-0", "cmpl-2", "cmpl-3", "cmpl-5"]

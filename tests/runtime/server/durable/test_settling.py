@@ -42,7 +42,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> DurableRuns:
 
 
 def put_down() -> DurableRun:
-    run = DurableRun("cmpl-1", "principal", b"digest")
+    run = DurableRun("cmpl-1", "completion", "principal", b"digest")
     run.close(None, StoreError("the disk is full"))
     return run
 
@@ -63,7 +63,7 @@ def test_a_request_that_was_started_again_here_is_not_given_back_but_acknowledge
         broker, first = FailingBroker(1), put_down()
         settling = asyncio.create_task(runs._settle(cast(Any, broker), first))
         await asyncio.sleep(0)
-        again = runs._runs["cmpl-1"] = DurableRun("cmpl-1", "principal", b"digest")
+        again = runs._runs["cmpl-1"] = DurableRun("cmpl-1", "completion", "principal", b"digest")
         await asyncio.sleep(0.05)
         assert not settling.done() and broker.told == []
         again.close(DONE)
