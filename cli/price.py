@@ -27,6 +27,10 @@ def price(
         str | None, typer.Option("--input", help="Set what a million prompt tokens cost: 0.15, at most 4 decimals.")
     ] = None,
     generated: Annotated[str | None, typer.Option("--output", help="Set what a million generated tokens cost.")] = None,
+    cached: Annotated[
+        str | None,
+        typer.Option("--cached-input", help="Set what a million prompt tokens cost that a cache has; else as --input."),
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the price.")] = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
@@ -36,14 +40,16 @@ def price(
     from zoo.api import Zoo
     from zoo.keys import set_price
 
-    setting, named = prompt is not None or generated is not None, model is not None or rest
+    setting = prompt is not None or generated is not None or cached is not None
+    named = model is not None or rest
     if (model is not None and rest) or (setting and (remove or not named)) or (remove and not named):
         raise InputError("give a model or --default, with --input and --output, or with --remove")
     if setting and (prompt is None or generated is None):
         raise InputError("a price has both --input and --output")
     with Zoo(store, database, create=False) as zoo:
         if prompt is not None and generated is not None:
-            found = [set_price(zoo.store, model or "", price_of(prompt), price_of(generated))]
+            of_cached = None if cached is None else price_of(cached)
+            found = [set_price(zoo.store, model or "", price_of(prompt), price_of(generated), of_cached)]
         elif remove:
             with zoo.store.catalog.writing() as writer:
                 writer.drop_price(model or "")
@@ -59,13 +65,25 @@ def price(
 
 def _show(found: Sequence[ModelPrice], as_json: bool) -> None:
     if as_json:
-        prices = [
-            {"model": each.model or None, "input": price_text(each.prompt), "output": price_text(each.generated)}
-            for each in found
-        ]
-        print_json({"prices": prices})
+        print_json({"prices": [_document(each) for each in found]})
     elif not found:
         print("no prices, everything is free: `zoo price MODEL --input X --output Y` sets one")
     else:
-        rows = [(each.model or _REST, price_text(each.prompt), price_text(each.generated)) for each in found]
-        print_table(("model", "per million prompt tokens", "per million generated tokens"), rows)
+        rows = [
+            (each.model or _REST, price_text(each.prompt), price_text(_cached(each)), price_text(each.generated))
+            for each in found
+        ]
+        print_table(("model", "per million prompt tokens", "cached ones", "per million generated tokens"), rows)
+
+
+def _document(price: ModelPrice) -> dict[str, str | None]:
+    return {
+        "model": price.model or None,
+        "input": price_text(price.prompt),
+        "cached_input": price_text(_cached(price)),
+        "output": price_text(price.generated),
+    }
+
+
+def _cached(price: ModelPrice) -> int:
+    return price.prompt if price.cached is None else price.cached

@@ -327,6 +327,7 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False):
 
     A sequence's tokens are reported once each, in order of `index`, their number in the output. Exactly one event has
     `finish` set, the last one. `served`: the model that ran, if a variant served the request (adaptive requests).
+    `cached`: tokens of the prompt that were not computed since cached pages had them; the first event says it.
     """
 
     seq: str
@@ -339,6 +340,7 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False):
     finish: FinishReason | None = None
     error: str | None = None
     served: str | None = None
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

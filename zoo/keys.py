@@ -34,11 +34,13 @@ def make_key(
     tokens_per_day: int | None = None,
     priority: int = 0,
     money_per_day: int | None = None,
+    tokens_per_month: int | None = None,
+    money_per_month: int | None = None,
 ) -> str:
     """Make a key and return its secret, which is kept nowhere.
 
     Args:
-        money_per_day: As a cost (`zoo.money`).
+        money_per_day, money_per_month: As a cost (`zoo.money`).
 
     Raises:
         InputError: A bad name or limit.
@@ -46,11 +48,12 @@ def make_key(
         NotFound: A model that is neither stored nor an alias.
     """
     check_name(name)
-    for number in (requests_per_minute, tokens_per_day):
+    for number in (requests_per_minute, tokens_per_day, tokens_per_month):
         if number is not None and not 0 < number < _NUMBER:
             raise InputError("the limits of a key are positive numbers")
-    if money_per_day is not None and not 0 < money_per_day <= MOST_COST:
-        raise InputError("the money of a day is more than 0")
+    for money in (money_per_day, money_per_month):
+        if money is not None and not 0 < money <= MOST_COST:
+            raise InputError("the money of a day or month is more than 0")
     if abs(priority) >= 1 << 31 or len(models) > _MODELS:
         raise InputError(f"a key has a priority of 32 bits and at most {_MODELS} models")
     secret = f"zoo-{secrets.token_urlsafe(_BYTES)}"
@@ -61,18 +64,20 @@ def make_key(
         chosen = tuple(dict.fromkeys(models))
         now, owner = datetime.now(UTC), principal_of(secret)
         limits = (requests_per_minute, tokens_per_day, priority, now, None, money_per_day)
-        writer.put_key(ClientKey(name, owner, chosen, *limits))
+        writer.put_key(ClientKey(name, owner, chosen, *limits, tokens_per_month, money_per_month))
     return secret
 
 
-def set_price(store: Store, model: str, prompt: int, generated: int) -> ModelPrice:
+def set_price(store: Store, model: str, prompt: int, generated: int, cached: int | None = None) -> ModelPrice:
     """Set what a million tokens of a model cost from now on; "": of models without a price of their own.
+
+    `cached`: of prompt tokens that are not computed; None: as the rest of the prompt.
 
     Raises:
         NotFound: There is no model of this full name.
         InputError: It is an alias, which costs what the model costs that it stands for.
     """
-    price = ModelPrice(model, prompt, generated)
+    price = ModelPrice(model, prompt, generated, cached)
     with store.catalog.writing() as writer:
         if model and model not in writer.names():
             if writer.alias(model) is not None:

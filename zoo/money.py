@@ -26,15 +26,19 @@ class ModelPrice:
     Fields:
         model: Its full name; "": all models without a price of their own.
         prompt, generated: In 1/10,000.
+        cached: Of prompt tokens that were not computed; None: as the rest of the prompt.
     """
 
     model: str
     prompt: int
     generated: int
+    cached: int | None = None
 
-    def cost_of(self, prompt_tokens: int, generated_tokens: int) -> int:
-        """Return the cost of tokens, in 1/10,000,000,000."""
-        return prompt_tokens * self.prompt + generated_tokens * self.generated
+    def cost_of(self, prompt_tokens: int, generated_tokens: int, cached_tokens: int = 0) -> int:
+        """Return the cost of tokens, in 1/10,000,000,000; `cached_tokens` of the prompt were not computed."""
+        cached = self.prompt if self.cached is None else self.cached
+        computed = prompt_tokens - cached_tokens
+        return computed * self.prompt + cached_tokens * cached + generated_tokens * self.generated
 
 
 def price_of(text: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 #: `equivalent`: symmetric, not transitive. `surrogate`: b is a cheaper stand-in for a. `delta`: b is a low-rank
 #: rewriting of a.
@@ -124,6 +124,18 @@ class Alias:
         return {"alias": self.name, **self.now.document(), "before": before}
 
 
+#: Periods of budgets, in UTC.
+Period = Literal["day", "month"]
+
+
+class Budget(NamedTuple):
+    """Bounds on the tokens of a period and on what they cost (`zoo.money`); None: none."""
+
+    period: Period
+    tokens: int | None
+    money: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class ClientKey:
     """A key of a server's client.
@@ -137,6 +149,7 @@ class ClientKey:
         priority: The most urgent priority of its requests, and that of those without one.
         revoked: When it ended (UTC); None: it is valid.
         money_per_day: Bound on what a day (UTC) costs (`zoo.money`); None: none.
+        tokens_per_month, money_per_month: The same of a calendar month (UTC).
     """
 
     name: str
@@ -148,17 +161,26 @@ class ClientKey:
     created: datetime
     revoked: datetime | None = None
     money_per_day: int | None = None
+    tokens_per_month: int | None = None
+    money_per_month: int | None = None
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """What it may use in each period."""
+        day = Budget("day", self.tokens_per_day, self.money_per_day)
+        return day, Budget("month", self.tokens_per_month, self.money_per_month)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
-    """What a key has used on one day (UTC, as 2026-01-31), of one model or of all together.
+    """What a key has used on one day (UTC, as 2026-01-31) or in a month (2026-01), of one model or of all together.
 
     Fields:
         requests: Requests that came with the key. They are counted without a model, before one is known.
         model: The model that was asked for; "": none yet, or all.
         answers: Answers that the tokens are of, a batch's one by one.
         cost: What the tokens cost when they were counted (`zoo.money`).
+        cached_tokens: Those of the prompt tokens that were not computed, since a cache had them.
     """
 
     name: str
@@ -169,6 +191,7 @@ class KeyUsage:
     model: str = ""
     answers: int = 0
     cost: int = 0
+    cached_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -183,11 +206,12 @@ class KeyUsage:
             generated_tokens=self.generated_tokens + more.generated_tokens,
             answers=self.answers + more.answers,
             cost=self.cost + more.cost,
+            cached_tokens=self.cached_tokens + more.cached_tokens,
         )
 
 
 def usage_by_key(usage: Iterable[KeyUsage]) -> dict[str, KeyUsage]:
-    """Return name -> what the key has used of all models together; usage of one day is meant."""
+    """Return name -> what the key has used of all models together; usage of one day or month is meant."""
     found: dict[str, KeyUsage] = {}
     for each in usage:
         found[each.name] = found.get(each.name, KeyUsage(each.name, each.day)).plus(each)

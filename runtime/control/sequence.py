@@ -32,6 +32,7 @@ class LiveSequence:
     Fields:
         computed: Tokens with K and V in pages, virtual ones included.
         prompt_logprobs: Log-probabilities that are computed but not yet reported.
+        cached: Tokens of the prompt that cached pages had when its present run began.
     """
 
     request: SequenceRequest
@@ -41,6 +42,7 @@ class LiveSequence:
     computed: int = 0
     phase: Phase = "prefill"
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    cached: int = 0
 
     def __post_init__(self) -> None:
         if self.request.output:

@@ -20,6 +20,7 @@ def end_event(
         finish=finish,
         error=error,
         served=served,
+        cached=0 if live.output else live.cached,
     )
 
 

@@ -116,6 +116,14 @@ class Generation:
     def prompt_tokens(self) -> int:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
+    def cached_tokens(self, by_choice: Sequence[int]) -> int:
+        """Return how many of the prompt tokens were not computed at all, from how many each choice did not need.
+
+        Choices of one prompt may have it from each other: it counts as computed if it was for one of them.
+        """
+        each = len(self.sequences) // len(self.prompts)
+        return sum(min(by_choice[at : at + each]) for at in range(0, len(self.sequences), each))
+
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice * len(self.prompts) // len(self.sequences)]
 

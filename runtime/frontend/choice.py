@@ -56,6 +56,7 @@ class TextPiece(NamedTuple):
         called: Whether the answer ended with calls.
         stop: The stop string that ended the choice.
         states: The prompt's pooled hidden states, at the end, where they are asked for.
+        cached: Tokens of the prompt that were not computed for this choice.
     """
 
     choice: int
@@ -70,17 +71,24 @@ class TextPiece(NamedTuple):
     called: bool = False
     stop: str | None = None
     states: tuple[float, ...] = ()
+    cached: int = 0
 
 
 class AnswerChoice:
-    """The text state of one sequence."""
+    """The text state of one sequence.
+
+    Attributes:
+        finish: Why it ended, None while it runs.
+        tokens: Tokens of the answer so far.
+        cached: Tokens of the prompt that were not computed for it.
+    """
 
     def __init__(self, generation: Generation, index: int) -> None:
         request, prompt = generation.sequences[index], generation.prompt_of(index)
         self.index = index
         self.seq = request.seq
         self.finish: FinishReason | None = None
-        self.tokens = 0
+        self.tokens = self.cached = 0
         self._served: str | None = None
         self._min_tokens = request.sampling.min_tokens
         self._model = generation.model
@@ -106,6 +114,7 @@ class AnswerChoice:
                 break
             self._prompt_logprobs += event.prompt_logprobs
             self._served = event.served or self._served
+            self.cached = event.cached or self.cached
             text.append(self._opening())
             entries += self._prompt_entries()
             if event.token is not None:
@@ -116,8 +125,9 @@ class AnswerChoice:
             cut = self._stops.stopped and event.finish is None
         self.tokens += len(tokens)
         piece = TextPiece(
-            self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut, self._served
-        )
+            self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut, self._served,
+            cached=self.cached,
+        )  # fmt: skip
         if self._stops.matched is not None:
             piece = piece._replace(stop=self._stops.matched)
         if self._pooling is not None and self.finish == "length":

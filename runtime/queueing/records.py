@@ -95,6 +95,7 @@ class _StoredEvent(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     error: str | None = None
     served: str | None = None
+    cached: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -115,6 +116,7 @@ def encode_events(events: Iterable[TokenEvent]) -> bytes:
                 e.prompt_logprobs,
                 e.error,
                 e.served,
+                e.cached,
             )
             for e in events
         ]
@@ -135,6 +137,7 @@ def decode_events(request: str, payloads: Sequence[bytes]) -> list[TokenEvent]:
             finish=e.finish,
             error=e.error,
             served=e.served,
+            cached=e.cached,
         )
         for payload in payloads
         for e in _decoder.decode(payload)

@@ -33,7 +33,7 @@ from runtime.server.openai.format import FinishedChoice, Wording
 from runtime.server.openai.responses import as_request_error, dump, error_reply
 from runtime.server.openai.sse import Outlet
 from runtime.server.request_body import read_body, while_connected
-from runtime.server.request_runner import Prepared, prepare_served, run
+from runtime.server.request_runner import Prepared, cached_tokens, prepare_served, run
 from zoo.errors import ZooError
 
 _log = logging.getLogger("blockzoo.server")
@@ -130,16 +130,17 @@ async def _stream(form: AnswerForm, prepared: Prepared, steps: AsyncIterator[lis
     where its client needs the id (`StreamWriter.early`).
     """
     chunks = writer_of(form, prepared.generation)
-    opening = chunks.openings(choice.index for choice in prepared.choices)
-    if not chunks.early:
-        opening += chunks.write_pieces(await anext(aiter(steps)))
+    first = [] if chunks.early else await anext(aiter(steps))
+    opening = chunks.openings((choice.index for choice in prepared.choices), cached_tokens(prepared))
+    opening += chunks.write_pieces(first)
     with Outlet(send) as out:
         await out.start()
         await out.write(opening)
         try:
             async for pieces in steps:
                 await out.write(chunks.write_pieces(pieces))
-            await out.write(chunks.usage(sum(choice.tokens for choice in prepared.choices)))
+            generated = sum(choice.tokens for choice in prepared.choices)
+            await out.write(chunks.usage(generated, cached_tokens(prepared)))
         except asyncio.CancelledError:
             await out.write(form.failure(_cut_off(), out.events), more=False)
             raise

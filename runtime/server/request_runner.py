@@ -190,7 +190,13 @@ def charge(service: Service, prepared: Prepared) -> None:
         answered = generated > 0 or any(choice.finish is not None for choice in prepared.choices)
         model = generation.model.asked or generation.model.name
         prompt_tokens = generation.prompt_tokens if answered else 0
-        service.keys.charge(generation.receipt.principal, model, prompt_tokens, generated)
+        cached = min(cached_tokens(prepared), prompt_tokens)
+        service.keys.charge(generation.receipt.principal, model, prompt_tokens, generated, cached)
+
+
+def cached_tokens(prepared: Prepared) -> int:
+    """Return how many tokens of a request's prompts were not computed, as far as it has come."""
+    return prepared.generation.cached_tokens([choice.cached for choice in prepared.choices])
 
 
 def advance(choices: dict[str, AnswerChoice], events: Sequence[TokenEvent]) -> list[TextPiece]:

@@ -27,15 +27,16 @@ def own(store: Path, tmp_path: Path) -> Path:
 def test_make_list_show_and_revoke(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "zoo key NAME --create" in zoo(capsys, own, "key")
     limits = ["--model", "org/base", "--requests-per-minute", "5", "--tokens-per-day", "1000", "--priority", "2"]
-    limits += ["--money-per-day", "2.5"]
+    limits += ["--money-per-day", "2.5", "--tokens-per-month", "20000", "--money-per-month", "40"]
     secret = zoo(capsys, own, "key", "team", "--create", *limits)
     assert secret.startswith("zoo-") and len(secret) > 40
     (listed,) = documents(capsys, own, "key")["keys"]
     assert listed["name"] == "team" and listed["models"] == ["org/base"] and listed["revoked"] is None
     assert (listed["requests_per_minute"], listed["tokens_per_day"], listed["priority"]) == (5, 1000, 2)
     assert listed["money_per_day"] == "2.50"
+    assert (listed["tokens_per_month"], listed["money_per_month"]) == (20000, "40.00")
     row = zoo(capsys, own, "key").splitlines()[1].split()
-    assert row == ["team", "org/base", "5", "1,000", "2.50", "2", "0", "0.00"]
+    assert row == ["team", "org/base", "5", "1,000", "2.50", "20,000", "40.00", "2", "0", "0.00", "0", "0.00"]
     assert documents(capsys, own, "key", "team")["usage"] == []
     assert "there is a key 'team'" in zoo(capsys, own, "key", "team", "--create", code=2)
     assert zoo(capsys, own, "key", "team", "--revoke") == "revoked key team"
@@ -55,6 +56,9 @@ def test_make_list_show_and_revoke(own: Path, capsys: pytest.CaptureFixture[str]
         ["team", "--create", "--money-per-day", "-1"],
         ["team", "--create", "--money-per-day", "1e3"],
         ["team", "--money-per-day", "1"],
+        ["team", "--tokens-per-month", "1"],
+        ["team", "--create", "--tokens-per-month", "0"],
+        ["team", "--create", "--money-per-month", "0"],
         ["team", "--create", "--model", "org/none"],
         ["none"],
     ],
@@ -96,29 +100,36 @@ def test_usage_is_shown_by_day_and_model_and_what_costs_nothing_is_free(
     with Zoo(own) as opened, opened.store.catalog.writing() as writer:
         used = [KeyUsage("team", before, 3, 10, 20), KeyUsage("team", str(today), 2)]
         used += [KeyUsage("team", str(today), 0, 1, 2, "b", 1, amount_of("0.7")), KeyUsage("other", str(today), 9)]
-        used += [KeyUsage("team", str(today), 0, 4000, 5, "a", 7), KeyUsage("team", "2020-01-01", 5)]
+        used += [KeyUsage("team", str(today), 0, 4000, 5, "a", 7, 0, 900), KeyUsage("team", "2020-01-01", 5)]
         writer.add_key_usage(used)
     assert [line.split() for line in zoo(capsys, own, "key", "team").splitlines()[1:]] == [
-        [before, "all", "3", "0", "10", "20", "free"],
-        [str(today), "all", "2", "8", "4,001", "7", "0.70"],
-        ["a", "7", "4,000", "5", "free"],
-        ["b", "1", "1", "2", "0.70"],
+        [before, "all", "3", "0", "10", "0", "20", "free"],
+        [str(today), "all", "2", "8", "4,001", "900", "7", "0.70"],
+        ["a", "7", "4,000", "900", "5", "free"],
+        ["b", "1", "1", "0", "2", "0.70"],
     ]
     assert zoo(capsys, own, "key").splitlines()[1].split() == ["team", "all", "0", "4,008", "0.70"]
     (key,) = documents(capsys, own, "key")["keys"]
     (day,) = key["usage"]
     assert (day["requests"], day["cost"], [each["model"] for each in day["models"]]) == (2, "0.70", ["a", "b"])
+    month, earlier = key["this_month"], 30 if before[:7] == str(today)[:7] else 0
+    assert (month["month"], month["cached_tokens"], month["cost"]) == (str(today)[:7], 900, "0.70")
+    assert month["prompt_tokens"] + month["generated_tokens"] == 4008 + earlier
+    assert documents(capsys, own, "key", "team")["this_month"] == month
+    zoo(capsys, own, "key", "bounded", "--create", "--money-per-month", "3")
+    headings, _, row = (line.split() for line in zoo(capsys, own, "key").splitlines())
+    assert headings[2] == "money/month" and row == ["bounded", "all", "3.00", "0", "0", "0.00", "0", "0.00"]
 
 
 def test_prices_are_set_listed_and_removed(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "everything is free" in zoo(capsys, own, "price")
-    zoo(capsys, own, "price", "org/base", "--input", "0.25", "--output", "1")
-    zoo(capsys, own, "price", "--default", "--input", "0", "--output", "0.0375")
+    zoo(capsys, own, "price", "org/base", "--input", "0.25", "--output", "1", "--cached-input", "0.025")
+    zoo(capsys, own, "price", "--default", "--input", "0.1", "--output", "0.0375")
     assert [line.split() for line in zoo(capsys, own, "price").splitlines()[1:]] == [
-        ["(all", "others)", "0.00", "0.0375"],
-        ["org/base", "0.25", "1.00"],
+        ["(all", "others)", "0.10", "0.10", "0.0375"],
+        ["org/base", "0.25", "0.025", "1.00"],
     ]
-    listed = [{"model": "org/base", "input": "0.25", "output": "1.00"}]
+    listed = [{"model": "org/base", "input": "0.25", "cached_input": "0.025", "output": "1.00"}]
     assert documents(capsys, own, "price", "org/base")["prices"] == listed
     assert documents(capsys, own, "price", "--default", "--remove") == {"removed": None}
     assert documents(capsys, own, "price")["prices"] == listed
@@ -129,6 +140,8 @@ def test_prices_are_set_listed_and_removed(own: Path, capsys: pytest.CaptureFixt
     "arguments",
     [
         ["org/base", "--input", "1"],
+        ["org/base", "--cached-input", "1"],
+        ["org/base", "--cached-input", "1", "--remove"],
         ["org/base", "--default", "--input", "1", "--output", "1"],
         ["--input", "1", "--output", "1"],
         ["org/base", "--input", "1", "--output", "1", "--remove"],

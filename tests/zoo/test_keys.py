@@ -41,6 +41,9 @@ def test_a_secret_is_made_once_and_kept_nowhere(store: Store) -> None:
         {"name": "a\nb"},
         {"requests_per_minute": 0},
         {"tokens_per_day": -1},
+        {"tokens_per_month": 0},
+        {"money_per_month": -1},
+        {"money_per_month": 1 << 63},
         {"money_per_day": 0},
         {"money_per_day": 1 << 63},
         {"priority": 1 << 31},
@@ -90,7 +93,7 @@ def test_usage_is_kept_by_model_with_its_cost_and_added_up_by_key(catalog: Catal
             writer.add_key_usage(
                 [
                     KeyUsage("one", day, 3),
-                    KeyUsage("one", day, 0, 10, 5, "a", 1, (5 << 32) + 7),
+                    KeyUsage("one", day, 0, 10, 5, "a", 1, (5 << 32) + 7, 3),
                     KeyUsage("one", day, 0, 1, 2, "b", 1, (1 << 32) - 1),
                     KeyUsage("two", day, 0, 1, 1, "a", 1, 1),
                     KeyUsage("one", "2026-01-03", 0, 7, 7, "a", 1, 9),
@@ -100,14 +103,37 @@ def test_usage_is_kept_by_model_with_its_cost_and_added_up_by_key(catalog: Catal
         found = [each for each in reader.key_usage(day) if each.name == "one"]
         assert found == [
             KeyUsage("one", day, 6),
-            KeyUsage("one", day, 0, 20, 10, "a", 2, (10 << 32) + 14),
+            KeyUsage("one", day, 0, 20, 10, "a", 2, (10 << 32) + 14, 6),
             KeyUsage("one", day, 0, 2, 4, "b", 2, (2 << 32) - 2),
             KeyUsage("one", "2026-01-03", 0, 14, 14, "a", 2, 18),
         ]
         assert sorted(reader.key_usage_of_day(day), key=lambda each: each.name) == [
-            KeyUsage("one", day, 6, 22, 14, "", 4, (12 << 32) + 12),
+            KeyUsage("one", day, 6, 22, 14, "", 4, (12 << 32) + 12, 6),
             KeyUsage("two", day, 0, 2, 2, "", 2, 2),
         ]
+
+
+def test_the_usage_of_a_month_is_that_of_its_days_for_keys_with_a_bound_for_months(store: Store) -> None:
+    for name in ("tokens", "money", "none", "ended"):
+        limits = {"tokens": {"tokens_per_month": 5}, "none": {"tokens_per_day": 5, "money_per_day": 5}}
+        make_key(store, name, **limits.get(name, {"money_per_month": 7}))
+    with store.catalog.writing() as writer:
+        writer.revoke_key("ended")
+        for day in ("2025-11-30", "2026-01-31", "2026-02-01", "2026-02-15", "2026-02-28", "2026-03-01", "2027-02-01"):
+            names = ("tokens", "money", "none", "ended")
+            writer.add_key_usage([KeyUsage(name, day, 1, 10, 5, "m", 1, 1 << 62, 4) for name in names])
+            writer.add_key_usage([KeyUsage("tokens", day, 1)])
+    with store.catalog.reading() as reader:
+        found = {each.name: each for each in reader.key_usage_of_month("2026-02")}
+        assert found == {
+            "tokens": KeyUsage("tokens", "2026-02", 6, 30, 15, "", 3, 3 << 62, 12),
+            "money": KeyUsage("money", "2026-02", 3, 30, 15, "", 3, 3 << 62, 12),
+        }
+        assert reader.key_usage_of_month("2026-04") == []
+        keys = reader.keys()
+        budgets = {each.name: each.budgets for each in keys}
+    assert budgets["tokens"] == (("day", None, None), ("month", 5, None))
+    assert budgets["none"] == (("day", 5, 5), ("month", None, None)) and budgets["money"][1] == ("month", None, 7)
 
 
 def test_costs_that_no_longer_fit_stay_at_the_most(catalog: Catalog) -> None:
@@ -123,26 +149,26 @@ def test_costs_that_no_longer_fit_stay_at_the_most(catalog: Catalog) -> None:
 
 def test_prices_are_replaced_and_removed(catalog: Catalog) -> None:
     with catalog.writing() as writer:
-        for price in (ModelPrice("b", 1, 2), ModelPrice("", 3, 4), ModelPrice("b", 5, 6)):
+        for price in (ModelPrice("b", 1, 2), ModelPrice("", 3, 4), ModelPrice("b", 5, 6, 0)):
             writer.put_price(price)
     with catalog.reading() as reader:
-        assert reader.prices() == [ModelPrice("", 3, 4), ModelPrice("b", 5, 6)]
+        assert reader.prices() == [ModelPrice("", 3, 4), ModelPrice("b", 5, 6, 0)]
     with catalog.writing() as writer:
         writer.drop_price("")
         for model in ("", "none"):
             with pytest.raises(NotFound, match="price"):
                 writer.drop_price(model)
-        assert writer.prices() == [ModelPrice("b", 5, 6)]
+        assert writer.prices() == [ModelPrice("b", 5, 6, 0)]
 
 
 def test_a_price_is_for_a_stored_model_or_for_the_rest(store: Store) -> None:
     ingest(store, "org/a", [1])
     set_alias(store, "prod", "org/a")
     assert set_price(store, "org/a", 1, 2) == ModelPrice("org/a", 1, 2)
-    set_price(store, "", 0, 0)
+    set_price(store, "", 0, 0, 3)
     with pytest.raises(InputError, match="alias"):
         set_price(store, "prod", 1, 2)
     with pytest.raises(NotFound, match="full name"):
         set_price(store, "a", 1, 2)
     with store.catalog.reading() as reader:
-        assert reader.prices() == [ModelPrice("", 0, 0), ModelPrice("org/a", 1, 2)]
+        assert reader.prices() == [ModelPrice("", 0, 0, 3), ModelPrice("org/a", 1, 2)]

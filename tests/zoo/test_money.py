@@ -34,6 +34,16 @@ def test_a_cost_is_tokens_times_price() -> None:
     assert cost_text(price.cost_of(123_456, 654_321)) == "0.3972222"
 
 
+@given(st.integers(0, 1 << 20), st.integers(0, 1 << 20), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
+def test_tokens_that_a_cache_had_cost_what_is_said_of_them(
+    prompt: int, cached: int, generated: int, of_them: int
+) -> None:
+    plain, apart = ModelPrice("m", 7, 11), ModelPrice("m", 7, 11, of_them)
+    used = (prompt + cached, generated, cached)
+    assert plain.cost_of(*used) == plain.cost_of(prompt + cached, generated)
+    assert apart.cost_of(*used) == plain.cost_of(prompt, generated) + cached * of_them
+
+
 @given(st.integers(0, MOST_COST))
 def test_an_amount_is_what_its_text_says(cost: int) -> None:
     text = cost_text(cost)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, select, update
 
 from zoo.catalog import schema as t
 from zoo.errors import NameTaken, NotFound
@@ -30,35 +30,52 @@ def usage_since(connection: Connection, day: str) -> list[KeyUsage]:
     ordered = select(rows).where(rows.day >= day).order_by(rows.day, rows.name, rows.model)
     return [
         KeyUsage(
-            row.name, row.day, row.requests, row.prompt_tokens, row.generated_tokens, row.model, row.answers, row.cost
+            row.name, row.day, row.requests, row.prompt_tokens, row.generated_tokens, row.model, row.answers, row.cost,
+            row.cached_tokens,
         )
         for row in connection.execute(ordered)
-    ]
+    ]  # fmt: skip
 
 
 def usage_of_day(connection: Connection, day: str) -> list[KeyUsage]:
     """Return what each key has used on a day, of all models together."""
+    return _summed(connection, day, t.ModelUsageRow.day == day)
+
+
+def usage_of_month(connection: Connection, month: str) -> list[KeyUsage]:
+    """Return what each valid key with bounds for months has used in a month (2026-01), of all models together."""
+    keys, rows = t.ClientKeyRow, t.ModelUsageRow
+    bounded = keys.tokens_per_month.is_not(None) | keys.money_per_month.is_not(None)
+    names = select(keys.name).where(bounded, keys.revoked.is_(None))
+    # As dates, which every collation orders alike.
+    days = (rows.day >= f"{month}-01") & (rows.day <= f"{month}-31")
+    return _summed(connection, month, rows.name.in_(names) & days)
+
+
+def _summed(connection: Connection, period: str, condition: ColumnElement[bool]) -> list[KeyUsage]:
     rows = t.ModelUsageRow
     # Sums of costs may take more than 64 bits: each half of a cost is added up for itself.
-    counted = (rows.requests, rows.prompt_tokens, rows.generated_tokens, rows.answers, rows.cost // _HALF)
-    sums = [func.sum(each) for each in (*counted, rows.cost % _HALF)]
-    found = connection.execute(select(rows.name, *sums).where(rows.day == day).group_by(rows.name))
-    return [
-        KeyUsage(name, day, requests, prompt, generated, answers=answers, cost=high * _HALF + low)
-        for name, requests, prompt, generated, answers, high, low in ((row[0], *map(int, row[1:])) for row in found)
-    ]
+    tokens = (rows.prompt_tokens, rows.generated_tokens, rows.cached_tokens)
+    counted = (rows.requests, *tokens, rows.answers, rows.cost // _HALF, rows.cost % _HALF)
+    query = select(rows.name, *(func.sum(each) for each in counted)).where(condition).group_by(rows.name)
+    found: list[KeyUsage] = []
+    for name, *sums in connection.execute(query):
+        requests, prompt, generated, cached, answers, high, low = map(int, sums)
+        cost = high * _HALF + low
+        found.append(KeyUsage(name, period, requests, prompt, generated, "", answers, cost, cached))
+    return found
 
 
 def all_prices(connection: Connection) -> list[ModelPrice]:
     """Return all prices, in order of the models' names."""
     rows = connection.execute(select(t.PriceRow).order_by(t.PriceRow.model))
-    return [ModelPrice(row.model, row.prompt, row.generated) for row in rows]
+    return [ModelPrice(row.model, row.prompt, row.generated, row.cached) for row in rows]
 
 
 def put_price(connection: Connection, price: ModelPrice) -> None:
     """Record a price in place of the one before."""
     connection.execute(delete(t.PriceRow).where(t.PriceRow.model == price.model))
-    values = {"model": price.model, "prompt": price.prompt, "generated": price.generated}
+    values = {"model": price.model, "prompt": price.prompt, "generated": price.generated, "cached": price.cached}
     connection.execute(insert(t.PriceRow).values(**values))
 
 
@@ -82,6 +99,8 @@ def put_key(connection: Connection, key: ClientKey) -> None:
             priority=key.priority,
             created=key.created.replace(tzinfo=None),
             money_per_day=key.money_per_day,
+            tokens_per_month=key.tokens_per_month,
+            money_per_month=key.money_per_month,
         )
     )
 
@@ -104,11 +123,13 @@ def add_usage(connection: Connection, used: Iterable[KeyUsage]) -> None:
             "prompt_tokens": rows.prompt_tokens + each.prompt_tokens,
             "generated_tokens": rows.generated_tokens + each.generated_tokens,
             "answers": rows.answers + each.answers,
+            "cached_tokens": rows.cached_tokens + each.cached_tokens,
             "cost": case((rows.cost > MOST_COST - cost, MOST_COST), else_=rows.cost + cost),
         }
         one = (rows.name == each.name) & (rows.day == each.day) & (rows.model == each.model)
         if not connection.execute(update(rows).where(one).values(added)).rowcount:
-            values = (each.requests, each.prompt_tokens, each.generated_tokens, each.answers, cost)
+            tokens = (each.prompt_tokens, each.generated_tokens)
+            values = (each.requests, *tokens, each.answers, each.cached_tokens, cost)
             first = dict(zip(added, values, strict=True))
             connection.execute(insert(rows).values(name=each.name, day=each.day, model=each.model, **first))
 
@@ -124,4 +145,6 @@ def _key(row: Any) -> ClientKey:
         created=row.created.replace(tzinfo=UTC),
         revoked=None if row.revoked is None else row.revoked.replace(tzinfo=UTC),
         money_per_day=row.money_per_day,
+        tokens_per_month=row.tokens_per_month,
+        money_per_month=row.money_per_month,
     )

@@ -77,6 +77,12 @@ class Reader:
         """Return what each key has used on a day, of all models together."""
         return key_rows.usage_of_day(self._connection, day)
 
+    def key_usage_of_month(self, month: str) -> list[KeyUsage]:
+        """Return what each valid key with bounds for months has used in a month (UTC, as 2026-01), of all models
+        together.
+        """
+        return key_rows.usage_of_month(self._connection, month)
+
     def prices(self) -> list[ModelPrice]:
         """Return all prices, in order of the models' names; that of models without one has the name ""."""
         return key_rows.all_prices(self._connection)

@@ -217,12 +217,15 @@ class ClientKeyRow(Base):
     created: Mapped[datetime]
     revoked: Mapped[datetime | None]
     money_per_day: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_month: Mapped[int | None] = mapped_column(BigInteger)
+    money_per_month: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class ModelUsageRow(Base):
     """What keys of a name have used on one day (UTC, as 2026-01-31) of one model; "": none is known.
 
-    `cost` is what it cost when it was counted (`zoo.money`).
+    `cached_tokens` are those of the prompt tokens that were not computed. `cost` is what it cost when it was counted
+    (`zoo.money`).
     """
 
     __tablename__ = "model_usage"
@@ -234,15 +237,20 @@ class ModelUsageRow(Base):
     generated_tokens: Mapped[int] = mapped_column(BigInteger)
     answers: Mapped[int] = mapped_column(BigInteger)
     cost: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class PriceRow(Base):
-    """What a million tokens of a model cost (`zoo.money`); "": of all models without a price of their own."""
+    """What a million tokens of a model cost (`zoo.money`); "": of all models without a price of their own.
+
+    `cached`: prompt tokens that were not computed; None: as the rest of the prompt.
+    """
 
     __tablename__ = "prices"
     model: Mapped[str] = mapped_column(String(255), primary_key=True)
     prompt: Mapped[int] = mapped_column(BigInteger)
     generated: Mapped[int] = mapped_column(BigInteger)
+    cached: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class DocumentRow(Base):

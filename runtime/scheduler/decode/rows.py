@@ -257,6 +257,7 @@ class DecodeLoop:
                 reason,
                 None,
                 served,
+                sequence.cached if made == 1 else 0,
             )
         )
         if reason is not None:

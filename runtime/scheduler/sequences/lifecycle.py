@@ -107,6 +107,8 @@ class SequenceLifecycle:
         if self._shares:
             self._state.counters.prefix_queries += sequence.tokens
         start = self._page_taking.take_pages(sequence, match, planned, now)
+        if not returns and not sequence.output:
+            sequence.cached = 0 if start.shared is None else min(start.shared[1], len(sequence.request.prompt))
         swapped = state.swapping.begin_return(sequence, now)
         self.show(sequence)
         saves = () if returns else state.prompts.saves(sequence, start.entry)

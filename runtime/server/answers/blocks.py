@@ -112,7 +112,7 @@ class BlockWriter:
         """Return the events of pieces; behind the last one, those of the answer's end."""
         return b"".join(data for piece in pieces for data in self._written(piece))
 
-    def usage(self, generated: int) -> bytes:
+    def usage(self, generated: int, cached: int) -> bytes:
         """Return nothing: the last events have the counts."""
         return b""
 

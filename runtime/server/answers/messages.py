@@ -26,9 +26,10 @@ class MessageWording:
         """Return the message of the one choice that there is."""
         choice = choices[0]
         content = [_content(block) for block in blocks_of(choice)]
-        return {**self.frame(choice.served, len(choice.tokens)), "content": content, **ending(choice)}
+        frame = self.frame(choice.served, len(choice.tokens), choice.cached)
+        return {**frame, "content": content, **ending(choice)}
 
-    def frame(self, served: str | None, generated: int) -> Document:
+    def frame(self, served: str | None, generated: int, cached: int) -> Document:
         """Return the message without content. `served`: the model that ran, if another than requested."""
         model = self._generation.model
         instead = served or (None if model.asked is None else model.name)
@@ -41,7 +42,16 @@ class MessageWording:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": self._generation.prompt_tokens, "output_tokens": generated},
+            "usage": self.usage(generated, cached),
+        }
+
+    def usage(self, generated: int, cached: int) -> Document:
+        """Return the counts of tokens: Anthropic's `input_tokens` are those that no cache had."""
+        return {
+            "input_tokens": self._generation.prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": generated,
         }
 
 
@@ -63,15 +73,15 @@ class MessageWriter(BlockWriter):
         super().__init__()
         self._wording = MessageWording(generation)
 
-    def openings(self, choices: Iterable[int]) -> bytes:
+    def openings(self, choices: Iterable[int], cached: int = 0) -> bytes:
         """Return the event before the first token."""
-        return _event("message_start", {"message": self._wording.frame(None, 0)})
+        return _event("message_start", {"message": self._wording.frame(None, 0, cached)})
 
     def events(self, piece: TextPiece, changes: Sequence[BlockChange]) -> Iterator[bytes]:
         yield from map(_changed, changes)
         if piece.finish is not None:
             served = {} if piece.served is None else {"served_by": piece.served}
-            usage = {"output_tokens": self._generated}
+            usage = self._wording.usage(self._generated, piece.cached)
             yield _event("message_delta", {"delta": ending(piece), "usage": usage, **served})
             yield _event("message_stop", {})
 

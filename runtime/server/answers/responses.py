@@ -13,7 +13,6 @@ from runtime.frontend.errors import RequestError
 from runtime.server.answers.blocks import Block, BlockChange, BlockWriter, blocks_of
 from runtime.server.openai.format import Document, FinishedChoice, logprob_documents
 from runtime.server.openai.responses import dump
-from runtime.types import FinishReason
 
 PREFIX = "resp_"
 _DELTAS = frozenset({"response.output_text.delta", "response.function_call_arguments.delta"})
@@ -29,26 +28,24 @@ class ResponseWording:
     def whole(self, choices: Sequence[FinishedChoice]) -> Document:
         """Return the response of the one choice that there is."""
         choice = choices[0]
-        return self.document(blocks_of(choice), choice.finish, len(choice.tokens), choice.served)
+        return self.document(blocks_of(choice), choice, len(choice.tokens))
 
-    def document(
-        self, blocks: Sequence[Block], finish: FinishReason | None, generated: int, served: str | None
-    ) -> Document:
+    def document(self, blocks: Sequence[Block], end: FinishedChoice | TextPiece, generated: int) -> Document:
         """Return the response with all of its items."""
-        cut = finish == "length"
+        cut = end.finish == "length"
         items = [self.item(block, "completed") for block in blocks]
         if cut:
             items[-1]["status"] = "incomplete"
         prompt = self._generation.prompt_tokens
         usage = {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": end.cached},
             "output_tokens": generated,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + generated,
         }
         return {
-            **self.frame("incomplete" if cut else "completed", served),
+            **self.frame("incomplete" if cut else "completed", end.served),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": items,
             "usage": usage,
@@ -152,7 +149,7 @@ class ResponseWriter(BlockWriter):
         self._wording = ResponseWording(generation)
         self._number = 0
 
-    def openings(self, choices: Iterable[int]) -> bytes:
+    def openings(self, choices: Iterable[int], cached: int = 0) -> bytes:
         """Return the events before the first token."""
         frame = self._wording.frame("in_progress")
         return b"".join(self._event(name, {"response": frame}) for name in ("response.created", "response.in_progress"))
@@ -162,7 +159,7 @@ class ResponseWriter(BlockWriter):
             cut = piece.finish == "length" and number == len(changes) - 1
             yield from (self._event(name, fields) for name, fields in self._changed(change, cut))
         if piece.finish is not None:
-            whole = self._wording.document(self._reader.blocks, piece.finish, self._generated, piece.served)
+            whole = self._wording.document(self._reader.blocks, piece, self._generated)
             yield self._event(f"response.{whole['status']}", {"response": whole})
 
     def _changed(self, change: BlockChange, cut: bool) -> Iterator[tuple[str, Document]]:

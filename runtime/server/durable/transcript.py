@@ -47,7 +47,7 @@ class Transcript:
     """
 
     def __init__(self, prepared: Prepared) -> None:
-        generation = prepared.generation
+        self._generation = generation = prepared.generation
         self.count = 0
         self._choices = {choice.seq: choice for choice in prepared.choices}
         self._sequences = generation.sequences
@@ -96,10 +96,15 @@ class Transcript:
         """Return the chunks behind the last token, none for an answer that is not streamed."""
         if self._chunks is None:
             return []
-        usage, end = self._chunks.usage(sum(len(each.tokens) for each in self._finished)), self._form.end
-        number = self._number
+        generated, cached = sum(len(each.tokens) for each in self._finished), self._cached
+        usage, end, number = self._chunks.usage(generated, cached), self._form.end, self._number
         counted = [Chunk(number, _numbered(number, usage))] if usage else []
         return [*counted, Chunk(number + 1, end)] if end else counted
+
+    @property
+    def _cached(self) -> int:
+        """Tokens of the prompts that were not computed."""
+        return self._generation.cached_tokens([each.cached for each in self._finished])
 
     @property
     def _number(self) -> int:
@@ -108,7 +113,7 @@ class Transcript:
 
     def _chunk(self, writer: StreamWriter, piece: TextPiece) -> list[Chunk]:
         number = self._number
-        opening = writer.openings(range(len(self._finished))) if number == 0 else b""
+        opening = writer.openings(range(len(self._finished)), self._cached) if number == 0 else b""
         data = writer.write_pieces([piece])
         numbered = _numbered(number, data) if data else b""
         return [Chunk(number, opening + numbered)] if opening or numbered else []

@@ -23,12 +23,12 @@ from zoo.catalog import Reader
 from zoo.errors import ZooError
 from zoo.keys import principal_of
 from zoo.money import ModelPrice, cost_text
-from zoo.records import ClientKey, KeyUsage
+from zoo.records import Budget, ClientKey, KeyUsage, Period
 from zoo.store import Store
 
 _log = logging.getLogger("blockzoo.server")
-#: Usage of some keys: (key, day) -> model -> what was used of it.
-UsageByModel = dict[tuple[str, str], dict[str, KeyUsage]]
+#: Usage of some keys: name -> day and model -> what was used.
+UsageByModel = dict[str, dict[tuple[str, str], KeyUsage]]
 
 PAUSE = 1.0
 
@@ -49,7 +49,7 @@ class KeyBook:
         self._keys: Mapping[str, ClientKey] = {}
         self._buckets: dict[str, RequestBucket] = {}
         self._prices: Mapping[str, ModelPrice] = {}
-        self._recorded: Mapping[str, KeyUsage] = {}
+        self._recorded: Mapping[Period, Mapping[str, KeyUsage]] = {}
         self._read_on = ""
         self._sent: UsageByModel = {}
         self._pending: UsageByModel = {}
@@ -88,32 +88,45 @@ class KeyBook:
     def admit(self, principal: str) -> None:
         """Count a request of a key.
 
-        Raises RequestError 429: its rate is reached, or its tokens or its money of the day are used up.
+        Raises RequestError 429: its rate is reached, or its tokens or its money of the day or month are used up.
         """
         key = self._keys.get(principal)
         if key is None:
             return
-        used = self._used_today(key.name)
-        if key.tokens_per_day is not None and used.tokens >= key.tokens_per_day:
-            self._refuse(key, f"{key.tokens_per_day} tokens")
-        if key.money_per_day is not None and used.cost >= key.money_per_day:
-            self._refuse(key, f"money ({cost_text(key.money_per_day)})")
+        for budget in key.budgets:
+            self._check(key, budget)
         if key.requests_per_minute is not None and (wait := self._bucket(key).take_request(self._clock())) is not None:
             self.refused[key.name] += 1
             raise overloaded(f"The key {key.name} may ask {key.requests_per_minute} times a minute.", wait)
         self._add(KeyUsage(key.name, self._day(), 1))
 
-    def charge(self, principal: str, model: str, prompt_tokens: int, generated_tokens: int) -> None:
-        """Record the tokens of a request that has ended, and what they cost now."""
+    def charge(
+        self, principal: str, model: str, prompt_tokens: int, generated_tokens: int, cached_tokens: int = 0
+    ) -> None:
+        """Record the tokens of a request that has ended, and what they cost now.
+
+        `cached_tokens`: those of the prompt that were not computed.
+        """
         key = self._keys.get(principal)
         if key is not None and (prompt_tokens or generated_tokens):
             price = self._prices.get(model) or self._prices.get("")
-            cost = 0 if price is None else price.cost_of(prompt_tokens, generated_tokens)
-            self._add(KeyUsage(key.name, self._day(), 0, prompt_tokens, generated_tokens, model, 1, cost))
+            cost = 0 if price is None else price.cost_of(prompt_tokens, generated_tokens, cached_tokens)
+            day, tokens = self._day(), (prompt_tokens, generated_tokens)
+            self._add(KeyUsage(key.name, day, 0, *tokens, model, 1, cost, cached_tokens))
 
-    def _refuse(self, key: ClientKey, limit: str) -> NoReturn:
+    def _check(self, key: ClientKey, budget: Budget) -> None:
+        """Raise RequestError 429 if a budget is used up."""
+        if budget.tokens is None and budget.money is None:
+            return
+        used = self._used(key.name, budget.period)
+        if budget.tokens is not None and used.tokens >= budget.tokens:
+            self._refuse(key, f"{budget.tokens} tokens", budget.period)
+        if budget.money is not None and used.cost >= budget.money:
+            self._refuse(key, f"money ({cost_text(budget.money)})", budget.period)
+
+    def _refuse(self, key: ClientKey, limit: str, period: Period) -> NoReturn:
         self.refused[key.name] += 1
-        message = f"The key {key.name} has used its {limit} of this day (UTC)."
+        message = f"The key {key.name} has used its {limit} of this {period} (UTC)."
         raise RequestError(message, status=429, kind="insufficient_quota", code="insufficient_quota")
 
     def _bucket(self, key: ClientKey) -> RequestBucket:
@@ -123,13 +136,15 @@ class KeyBook:
             found = self._buckets[key.principal] = RequestBucket(most, self._clock())
         return found
 
-    def _used_today(self, name: str) -> KeyUsage:
-        day = self._day()
-        used = self._recorded.get(name) if day == self._read_on else None
-        used = used or KeyUsage(name, day)
-        for each in (self._sent, self._pending):
-            for more in each.get((name, day), {}).values():
-                used = used.plus(more)
+    def _used(self, name: str, period: Period) -> KeyUsage:
+        """Return what a key has used today or this month: what the catalogue has, and what is not in there yet."""
+        shown = _shown(period, self._day())
+        recorded = self._recorded.get(period, {}) if _shown(period, self._read_on) == shown else {}
+        used = recorded.get(name) or KeyUsage(name, shown)
+        for usage in (self._sent, self._pending):
+            for (day, _), more in usage.get(name, {}).items():
+                if _shown(period, day) == shown:
+                    used = used.plus(more)
         return used
 
     def _add(self, used: KeyUsage) -> None:
@@ -150,7 +165,7 @@ class KeyBook:
                 told = True
 
     async def _exchange(self) -> None:
-        """Record what was used since the last time, and read keys and the day's usage."""
+        """Record what was used since the last time, and read keys, prices and the usage of day and month."""
         day = self._day()
         self._sent, self._pending = self._pending, {}
         try:
@@ -163,7 +178,10 @@ class KeyBook:
             raise
         self._keys = {key.principal: key for key in found.keys}
         self._prices = {price.model: price for price in found.prices}
-        self._recorded = {each.name: each for each in found.usage}
+        self._recorded = {
+            "day": {each.name: each for each in found.day},
+            "month": {each.name: each for each in found.month},
+        }
         self._read_on, self._sent = day, {}
 
     def _record(self, used: tuple[KeyUsage, ...], day: str) -> _BookPage:
@@ -181,19 +199,25 @@ class _BookPage(NamedTuple):
 
     keys: list[ClientKey]
     prices: list[ModelPrice]
-    usage: list[KeyUsage]
+    day: list[KeyUsage]
+    month: list[KeyUsage]
 
 
 def _recorded(reader: Reader, day: str) -> _BookPage:
-    return _BookPage(reader.keys(), reader.prices(), reader.key_usage_of_day(day))
+    month = reader.key_usage_of_month(_shown("month", day))
+    return _BookPage(reader.keys(), reader.prices(), reader.key_usage_of_day(day), month)
+
+
+def _shown(period: Period, day: str) -> str:
+    """Return a day, or the month that it is in."""
+    return day if period == "day" else day[: len("2026-01")]
 
 
 def _each(usage: UsageByModel) -> Iterator[KeyUsage]:
-    for by_model in usage.values():
-        yield from by_model.values()
+    for of_key in usage.values():
+        yield from of_key.values()
 
 
 def _merge(usage: UsageByModel, used: KeyUsage) -> None:
-    by_model = usage.setdefault((used.name, used.day), {})
-    before = by_model.get(used.model, KeyUsage(used.name, used.day, model=used.model))
-    by_model[used.model] = before.plus(used)
+    of_key, place = usage.setdefault(used.name, {}), (used.day, used.model)
+    of_key[place] = of_key.get(place, KeyUsage(used.name, used.day, model=used.model)).plus(used)

@@ -22,6 +22,9 @@ class KeyCollector(Collector):
         tokens = CounterMetricFamily(
             "blockzoo:key_tokens", "Tokens of requests that ended, by the client's key.", labels=["key", "kind"]
         )
+        cached = CounterMetricFamily(
+            "blockzoo:key_cached_tokens", "Prompt tokens of them that were not computed, by the key.", labels=["key"]
+        )
         refused = CounterMetricFamily(
             "blockzoo:key_refused", "Requests that a key's limits refused, by the key.", labels=["key"]
         )
@@ -33,6 +36,7 @@ class KeyCollector(Collector):
             requests.add_metric([name], used.requests)
             tokens.add_metric([name, "prompt"], used.prompt_tokens)
             tokens.add_metric([name, "generated"], used.generated_tokens)
+            cached.add_metric([name], used.cached_tokens)
         for name, count in list(self._keys.refused.items()):
             refused.add_metric([name], count)
-        yield from (requests, tokens, cost, refused)
+        yield from (requests, tokens, cached, cost, refused)

@@ -35,6 +35,7 @@ class FinishedChoice:
         called_at: By call, how many of the texts came before it.
         stop: The stop string that ended the choice.
         states: The prompt's pooled hidden states, where they are asked for.
+        cached: Tokens of the prompt that were not computed for it.
     """
 
     index: int
@@ -49,6 +50,7 @@ class FinishedChoice:
     called_at: list[int] = field(default_factory=list)
     stop: str | None = None
     states: tuple[float, ...] = ()
+    cached: int = 0
 
     def add(self, piece: TextPiece) -> None:
         self.text.append(piece.text)
@@ -61,6 +63,7 @@ class FinishedChoice:
         self.called = piece.called
         self.stop = piece.stop
         self.states = piece.states
+        self.cached = piece.cached
         for part in piece.calls:
             if part.name is not None:
                 function = {"name": part.name, "arguments": ""}
@@ -84,7 +87,7 @@ class ChunkWording(Wording, Protocol):
 
     def chunk(self, piece: TextPiece) -> Document: ...
 
-    def usage_chunk(self, generated: int) -> Document: ...
+    def usage_chunk(self, generated: int, cached: int) -> Document: ...
 
 
 class _Common:
@@ -118,12 +121,21 @@ class _Common:
             document["usage"] = None
         return document
 
-    def usage(self, generated: int) -> Document:
-        prompt = self.generation.prompt_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+    def usage(self, choices: Sequence[FinishedChoice]) -> Document:
+        cached = self.generation.cached_tokens([choice.cached for choice in choices])
+        return self._usage(sum(len(choice.tokens) for choice in choices), cached)
 
-    def usage_chunk(self, generated: int) -> Document:
-        return {**self.frame((), chunk=True), "usage": self.usage(generated)}
+    def usage_chunk(self, generated: int, cached: int) -> Document:
+        return {**self.frame((), chunk=True), "usage": self._usage(generated, cached)}
+
+    def _usage(self, generated: int, cached: int) -> Document:
+        prompt = self.generation.prompt_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
     def printed(self, token: int) -> str:
         return printable(self.generation.model.tokenizer.token_bytes(token))
@@ -142,7 +154,7 @@ class CompletionWording(_Common):
         ]
         return {
             **self.frame(worded, chunk=False, served=[c.served for c in choices]),
-            "usage": self.usage(sum(len(c.tokens) for c in choices)),
+            "usage": self.usage(choices),
         }
 
     def opening(self, choice: int) -> Document | None:
@@ -196,7 +208,7 @@ class ChatWording(_Common):
     def whole(self, choices: Sequence[FinishedChoice]) -> Document:
         document = {
             **self.frame(map(self._choice, choices), chunk=False, served=[c.served for c in choices]),
-            "usage": self.usage(sum(len(c.tokens) for c in choices)),
+            "usage": self.usage(choices),
         }
         if self.generation.return_token_ids:
             document["prompt_token_ids"] = list(self.generation.prompts[0].tokens)

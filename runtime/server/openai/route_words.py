@@ -23,7 +23,9 @@ class Said:
 
 
 _MODEL = """{"id", "object": "model", "created", "owned_by": "blockzoo", "root", "parent", "max_model_len"}"""
-_USAGE = """"usage": {"prompt_tokens", "completion_tokens", "total_tokens"}"""
+_USAGE = (
+    """"usage": {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details": {"cached_tokens"}}"""
+)
 _GENERATING = {
     400: "a field is wrong, or unsupported; the context is too long",
     404: "no served model of that name",
@@ -145,7 +147,8 @@ ROUTES: Mapping[str, Said] = {
     "POST /v1/messages": Said(
         """{"id": "msg_…", "type": "message", "role": "assistant", "model", "content": [{"type": "text", "text"} | """
         """{"type": "tool_use", "id", "name", "input"}], "stop_reason", "stop_sequence", """
-        """"usage": {"input_tokens", "output_tokens"}}; see [apis.md](apis.md)""",
+        """"usage": {"input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"}}; """
+        """see [apis.md](apis.md)""",
         errors=_GENERATING,
     ),
     "POST /v1/messages/count_tokens": Said("""{"input_tokens"}""", errors=_READING),

@@ -47,14 +47,17 @@ class StreamWriter(Protocol):
 
     early: bool
 
-    def openings(self, choices: Iterable[int]) -> bytes:
-        """Return the events before the first token."""
+    def openings(self, choices: Iterable[int], cached: int = 0) -> bytes:
+        """Return the events before the first token. `cached`: tokens of the prompt that were not computed, if known."""
         ...
 
     def write_pieces(self, pieces: Iterable[TextPiece]) -> bytes: ...
 
-    def usage(self, generated: int) -> bytes:
-        """Return the event behind the last token, of so many in all, if there is one."""
+    def usage(self, generated: int, cached: int) -> bytes:
+        """Return the event behind the last token, of so many in all, if there is one.
+
+        `cached`: tokens of the prompt that were not computed.
+        """
         ...
 
 
@@ -80,7 +83,7 @@ class ChunkWriter:
         self._usage = usage
         self._moulds: dict[int, _Mould | None] = {}
 
-    def openings(self, choices: Iterable[int]) -> bytes:
+    def openings(self, choices: Iterable[int], cached: int = 0) -> bytes:
         """Return the chunks that open choices, for formats that have them."""
         documents = map(self._wording.opening, choices)
         return b"".join(event(document) for document in documents if document is not None)
@@ -89,9 +92,9 @@ class ChunkWriter:
         """Return one event per piece with content. Tokens with no final text yet produce none."""
         return b"".join(map(self._event, pieces))
 
-    def usage(self, generated: int) -> bytes:
+    def usage(self, generated: int, cached: int) -> bytes:
         """Return the event of the token counts, if the stream has one."""
-        return event(self._wording.usage_chunk(generated)) if self._usage else b""
+        return event(self._wording.usage_chunk(generated, cached)) if self._usage else b""
 
     def _event(self, piece: TextPiece) -> bytes:
         if piece.text and piece.finish is None and not piece.entries and not piece.calls:

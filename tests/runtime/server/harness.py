@@ -18,7 +18,7 @@ import openai
 
 from runtime.chains import Rewriting
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.config import ServerConfig
+from runtime.config import PrefixCaching, ServerConfig
 from runtime.frontend.served_models import SamplingDefaults, ServedModel, StoredModel
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile
@@ -116,6 +116,7 @@ def running(
     on_demand: Sequence[StoredModel] = (),
     queue: str | None = None,
     store: Store | None = None,
+    sharing: PrefixCaching = "off",
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that act on a sequence half-way.
 
@@ -124,7 +125,7 @@ def running(
     engine = WholeEngine(specs, pages, (SPARE,), pace=pace, fail_at=fail_at, device="fake")
     kept = Trace() if trace else None
     with (
-        inline(engine, kept, credit=credit, deltas=deltas, profiles=profiles) as driver,
+        inline(engine, kept, sharing=sharing, credit=credit, deltas=deltas, profiles=profiles) as driver,
         serving(
             driver, FakeSource(tokenizer, known), config or ServerConfig(), kept, on_demand, queue, store
         ) as started,

@@ -64,7 +64,7 @@ def test_usage_of_before_it_was_counted_by_model_is_kept(database_url: str) -> N
             (key,), usage = writer.keys(), writer.key_usage("2000-01-01")
             writer.add_key_usage([KeyUsage("one", "2026-01-02", 1), KeyUsage("one", "2026-01-02", model="a", cost=9)])
         catalog.close()
-    assert (key.name, key.requests_per_minute, key.money_per_day) == ("one", 5, None)
+    assert (key.name, key.requests_per_minute, key.money_per_day, key.money_per_month) == ("one", 5, None, None)
     assert usage == [
         KeyUsage("one", "2026-01-01", 3, 1 << 40, 5),
         KeyUsage("one", "2026-01-02", 4, 2 << 40, 5),

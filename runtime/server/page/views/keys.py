@@ -6,7 +6,7 @@ are kept nowhere, so there are none to show.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -26,10 +26,11 @@ MOST_SHOWN = 500
 
 @dataclass(frozen=True, slots=True)
 class KeyLine:
-    """A key, with what it has used on the day that is shown."""
+    """A key, with what it has used on the day that is shown, and in its month if that has a bound."""
 
     key: ClientKey
     used: KeyUsage
+    month: KeyUsage | None = None
 
 
 class KeyViews:
@@ -40,7 +41,9 @@ class KeyViews:
 
     @explained(lambda views: views.context.frame)
     async def show(self, request: Request) -> Response:
-        """The keys of clients with their models and limits, and the requests, tokens and cost of this day (UTC)."""
+        """The keys of clients with their models and limits, the requests, tokens and cost of this day (UTC), and those
+        of this month where it is bounded.
+        """
         frame, service = self.context.frame, self.context.service
         taken = service is None or service.keys is not None
         if not self.context.keeps:
@@ -50,7 +53,8 @@ class KeyViews:
         def read(reader: Reader) -> Response:
             keys = reader.keys()
             usage = [used for used in reader.key_usage(day) if used.day == day]
-            lines, priced = lines_of(keys, usage, day), bool(reader.prices())
+            months = {used.name: used for used in reader.key_usage_of_month(day[: len("2026-01")])}
+            lines, priced = lines_of(keys, usage, day, months), bool(reader.prices())
             models = sorted((used for used in usage if used.model), key=lambda used: -used.tokens)
             shown: dict[str, Any] = {
                 "lines": lines,
@@ -63,8 +67,13 @@ class KeyViews:
         return await self.context.reads.run(read)
 
 
-def lines_of(keys: Iterable[ClientKey], usage: Iterable[KeyUsage], day: str) -> list[KeyLine]:
-    """Return what is shown of keys: the valid ones by their names, then revoked ones, the latest first."""
+def lines_of(
+    keys: Iterable[ClientKey], usage: Iterable[KeyUsage], day: str, months: Mapping[str, KeyUsage]
+) -> list[KeyLine]:
+    """Return what is shown of keys: the valid ones by their names, then revoked ones, the latest first.
+
+    `months`: what keys have used in this month, by their names.
+    """
     used = usage_by_key(usage)
     found = list(keys)
     valid = sorted((key for key in found if key.revoked is None), key=lambda key: key.name)
@@ -74,5 +83,8 @@ def lines_of(keys: Iterable[ClientKey], usage: Iterable[KeyUsage], day: str) -> 
         # Usage is recorded by name: what a key of a name used before it was revoked stands with its successor.
         counted = key.revoked is None or key.name not in names
         names.add(key.name)
-        shown.append(KeyLine(key, used.get(key.name, KeyUsage(key.name, day)) if counted else KeyUsage(key.name, day)))
+        nothing = KeyUsage(key.name, day)
+        bounded = key.revoked is None and (key.tokens_per_month is not None or key.money_per_month is not None)
+        month = months.get(key.name, nothing) if bounded else None
+        shown.append(KeyLine(key, used.get(key.name, nothing) if counted else nothing, month))
     return shown

@@ -46,6 +46,27 @@ def refs(cluster: VirtualCluster) -> dict[str, tuple[str, int]]:
     return {event.seq or "": (event.extra["of"], event.extra["tokens"]) for event in cluster.trace.named("kv.ref")}
 
 
+def began(cluster: VirtualCluster) -> dict[str, int]:
+    """Return, by sequence with a token, the position at which the run of its prompt began that gave the first one."""
+    first: dict[str, int] = {}
+    told: dict[str, int] = {}
+    for event in cluster.trace.events:
+        seq = event.seq or ""
+        if event.ev in ("batch.insert", "batch.resume"):
+            first.pop(seq, None)
+        elif event.ev == "block.hop" and event.extra["hop"] == 0:
+            first.setdefault(seq, event.extra["start"])
+        elif event.ev == "token":
+            told.setdefault(seq, first[seq])
+    return told
+
+
+def said(cluster: VirtualCluster) -> dict[str, int]:
+    """Return, by sequence with a token, how many tokens of its prompt its client was told not to be computed."""
+    assert not any(event.cached for told in cluster.told.values() for event in told.events[1:])
+    return {seq: told.events[0].cached for seq, told in cluster.told.items() if told.tokens}
+
+
 # -- what is shared ----------------------------------------------------------------------------------------------------
 
 
@@ -62,6 +83,7 @@ def test_a_beginning_is_computed_once_and_its_pages_are_there_once(sharing: Pref
     cluster.expect()
     assert computed(cluster) == 18 + 19 + 2 * 19 - spared
     assert cluster.scheduler.sharing().tokens == spared
+    assert said(cluster) == began(cluster) == {"a": 0, "b": spared}
     assert cluster.scheduler.sharing().queried == (18 + 19 if sharing != "off" else 0)
 
 
@@ -86,6 +108,7 @@ def test_answers_are_beginnings_too() -> None:
     cluster.run()
     cluster.expect()
     assert refs(cluster)["b"] == ("~1", 24)
+    assert said(cluster)["b"] == 24
 
 
 def test_scores_of_a_prompt_are_had_by_running_it() -> None:
@@ -398,6 +421,7 @@ def test_whatever_happens_tokens_are_the_models_own_and_books_agree(seed: int) -
     tenants = {one.seq: one.tenant for one in asked}
     assert all(tenants[seq] == tenants.get(of, tenants[seq]) for seq, (of, _) in refs(cluster).items())
     cluster.expect()
+    assert said(cluster) == began(cluster)
 
 
 def test_random_schedules_do_share() -> None:

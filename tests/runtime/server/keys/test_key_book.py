@@ -127,6 +127,69 @@ def test_a_new_day_begins_with_nothing_used(store: Store) -> None:
     ]
 
 
+@pytest.mark.parametrize("bound", ["tokens_per_month", "money_per_month"])
+def test_a_month_has_a_bound_of_its_own_over_days_and_servers(store: Store, bound: str) -> None:
+    most: dict[str, Any] = {bound: 10 if bound == "tokens_per_month" else amount_of("0.001")}
+    owner = principal_of(make_key(store, "k", tokens_per_day=8, **most))
+    put_prices(store, ("m", "100", "100"))  # 10 tokens are 0.001
+    day = "2026-01-30"
+
+    async def act() -> None:
+        nonlocal day
+        one, two = (KeyBook(store, day=lambda: day) for _ in range(2))
+        await one.open()
+        await two.open()
+        one.charge(owner, "m", 4, 0)
+        await one._exchange()
+        day = "2026-01-31"
+        assert is_admitted(one, owner) and is_admitted(two, owner)
+        one.charge(owner, "m", 0, 5)
+        await one._exchange()
+        await two._exchange()
+        assert is_admitted(one, owner) and is_admitted(two, owner), "9 of 10"
+        two.charge(owner, "m", 1, 0)
+        assert not is_admitted(two, owner), "what is not recorded yet counts, too"
+        await two._exchange()
+        assert is_admitted(one, owner)
+        await one._exchange()
+        assert not is_admitted(one, owner)
+        with pytest.raises(RequestError, match="of this month") as refused:
+            two.admit(owner)
+        assert refused.value.code == "insufficient_quota"
+        day = "2026-02-01"
+        assert is_admitted(one, owner) and is_admitted(two, owner), "a new month"
+        one.charge(owner, "m", 8, 0)
+        with pytest.raises(RequestError, match="of this day"):
+            one.admit(owner)
+        await one.close()
+        await two.close()
+
+    asyncio.run(act())
+
+
+def test_tokens_that_a_cache_had_are_counted_and_cost_what_is_said_of_them(store: Store) -> None:
+    owner = principal_of(make_key(store, "k", money_per_day=amount_of("0.0001"), tokens_per_day=1000))
+    with store.catalog.writing() as writer:
+        writer.put_price(ModelPrice("apart", price_of("10"), price_of("0"), price_of("1")))
+        writer.put_price(ModelPrice("plain", price_of("10"), price_of("0")))
+
+    async def act() -> None:
+        book = KeyBook(store)
+        await book.open()
+        book.charge(owner, "apart", 10, 3, 8)  # 2 at 10, and 8 at 1
+        assert cost_text(book.totals["k"].cost) == "0.000028" and book.totals["k"].cached_tokens == 8
+        book.charge(owner, "plain", 7, 0, 7)
+        assert is_admitted(book, owner), "0.000098 of 0.0001"
+        book.charge(owner, "apart", 2, 0, 2)
+        assert not is_admitted(book, owner)
+        await book._exchange()
+        await book.close()
+
+    asyncio.run(act())
+    found = {each.model: (each.prompt_tokens, each.cached_tokens, cost_text(each.cost)) for each in recorded(store)}
+    assert found == {"": (0, 0, "0.00"), "apart": (12, 10, "0.00003"), "plain": (7, 7, "0.00007")}
+
+
 def test_money_of_a_day_bounds_a_key_over_servers_models_and_changes_of_prices(store: Store) -> None:
     owner = principal_of(make_key(store, "k", money_per_day=amount_of("0.0021")))
     free = principal_of(make_key(store, "free"))

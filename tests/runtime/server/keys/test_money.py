@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,26 @@ def test_money_of_a_day_bounds_every_generating_route(tokenizer: Tokenizer, stor
             metrics = own.get("/metrics").text
     assert f'blockzoo:key_cost_total{{key="team"}} {float(cost)}' in metrics
     assert f'blockzoo:key_refused_total{{key="team"}} {len(refused)}.0' in metrics
+
+
+def test_what_a_cache_had_is_cheaper_and_is_shown(tokenizer: Tokenizer, store: Store) -> None:
+    set_price(store, "org/base", price_of("100"), price_of("0"), price_of("10"))
+    secret = make_key(store, "team", money_per_month=amount_of("1"))
+    body = {"prompt": list(range(5, 40)), "max_tokens": 2}
+    with (
+        served(tokenizer, store, sharing="cached") as server,
+        client(server, secret) as http,
+        server.http() as own,
+    ):
+        used = [ask(http, **body).json()["usage"] for _ in range(2)]
+        assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in used] == [0, 32]
+        whole = (2, 74, cost_text(38 * price_of("100") + 32 * price_of("10")))
+        assert eventually(lambda: spent(store, "team") == {"org/base": whole})
+        metrics = own.get("/metrics").text
+    assert 'blockzoo:key_cached_tokens_total{key="team"} 32.0' in metrics
+    with store.catalog.reading() as reader:
+        (month,) = reader.key_usage_of_month(datetime.now(UTC).date().isoformat()[:7])
+    assert (month.requests, month.cached_tokens) == (2, 32)
 
 
 def test_each_route_and_line_of_a_batch_is_counted_by_its_model(

@@ -83,7 +83,7 @@ def test_usage_by_model_is_shown_with_its_cost_and_a_spent_budget(
     today = str(datetime.now(UTC).date())
     with store.catalog.writing() as writer:
         used = [KeyUsage("team", today, 4), KeyUsage("team", today, 0, 70, 30, HOSTILE, 3, amount_of("0.5"))]
-        used += [KeyUsage("rich", today, 0, 5_000, 1, "org/base", 2, amount_of("1.2499999999"))]
+        used += [KeyUsage("rich", today, 0, 5_000, 1, "org/base", 2, amount_of("1.2499999999"), 4_000)]
         used += [KeyUsage("rich", today, 0, 1, 1, "org/fine", 1)]
         writer.add_key_usage(used)
     with served.http() as http:
@@ -91,13 +91,33 @@ def test_usage_by_model_is_shown_with_its_cost_and_a_spent_budget(
         assert rows(page)["team"][5:7] == ["0.50 used up", "0.50"]
         assert rows(page)["rich"][5:7] == ["1.2499999999", "1.25"]
         assert by_model(page) == [
-            ["rich", "org/base", "2", "5,000", "1", "1.2499999999"],
-            ["team", HOSTILE, "3", "70", "30", "0.50"],
-            ["rich", "org/fine", "1", "1", "1", "0.00"],
+            ["rich", "org/base", "2", "5,000", "4,000", "1", "1.2499999999"],
+            ["team", HOSTILE, "3", "70", "0", "30", "0.50"],
+            ["rich", "org/fine", "1", "1", "0", "1", "0.00"],
         ]
+        assert not page.all("table", class_="months")
         monkeypatch.setattr(view, "MOST_SHOWN", 2)
         page = seen(http, "/ui/keys")
         assert len(by_model(page)) == 2 and "1 more are not shown" in page.text
+
+
+def test_a_month_is_shown_where_it_is_bounded(served: Running, store: Store) -> None:
+    make_key(store, "team", money_per_month=amount_of("0.5"))
+    make_key(store, "rich", tokens_per_month=1000, money_per_month=amount_of("2"))
+    make_key(store, "any")
+    make_key(store, "gone", tokens_per_month=1)
+    today = datetime.now(UTC).date()
+    with store.catalog.writing() as writer:
+        writer.revoke_key("gone")
+        days = [today.replace(day=1), today.replace(day=1) - timedelta(days=1)]
+        for name in ("team", "rich", "any", "gone"):
+            writer.add_key_usage([KeyUsage(name, str(day), 1, 700, 300, "m", 1, amount_of("0.5")) for day in days])
+    with served.http() as http:
+        found = seen(http, "/ui/keys").one("table", class_="months").one("tbody").all("tr")
+    assert [[cell.text for cell in (row.one("th"), *row.all("td"))] for row in found] == [
+        ["rich", "1,000 used up", "1,000", "0.50", "2.00"],
+        ["team", "1,000", "any", "0.50 used up", "0.50"],
+    ]
 
 
 def by_model(page: Element) -> list[list[str]]:
