@@ -46,7 +46,7 @@ class DecodeConfig:
     local_prefill: int = 0
     quantile: float = 0.4
     heavy_tokens: int = 128
-    present_margin: float = 0.1
+    present_margin: float = 0.05
     load_reports_ms: int = 0
 
     def __post_init__(self) -> None:

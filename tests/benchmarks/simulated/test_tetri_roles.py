@@ -10,6 +10,7 @@ import pytest
 from benchmarks.simulated.tetri_chats import chatted, turns
 from benchmarks.simulated.tetri_decode import KNOWLEDGE, LONG, DecodeRun, decoded
 from benchmarks.simulated.tetri_flips import SETTINGS, shifted
+from benchmarks.simulated.tetri_prefixes import demand, served
 from benchmarks.simulated.tetri_workloads import WorkloadRun, beside, mean_beside
 from benchmarks.simulated.tetri_workloads import run as run_workload
 from runtime.sim.cost.hardware import LINKS
@@ -35,6 +36,15 @@ def test_two_choices_are_no_worse_than_one_and_any_is_better_than_the_worst() ->
 
     po2, random, worst = mean("po2"), mean("random"), mean("worst")
     assert po2 <= random * 1.01 and random * 1.2 < worst
+
+
+def test_prefixes_that_are_there_are_sent_less_often_in_the_same_time() -> None:
+    """Each device that decodes gets the prompts of which it has the beginning, unless it is busier."""
+    asked = demand(120, 6.0, 16, 400, 0)
+    for rule in ("load", "po2"):
+        plain, counted = (served(asked, 4, 0, "25gbps", choice=rule, present_margin=margin) for margin in (0.0, 0.1))
+        assert counted.moved < 0.95 * plain.moved and counted.present > plain.present
+        assert counted.mean < 1.03 * plain.mean and counted.preemptions == plain.preemptions == 0
 
 
 def test_roles_that_follow_the_load_suit_both_loads() -> None:

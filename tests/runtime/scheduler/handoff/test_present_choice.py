@@ -71,6 +71,7 @@ def test_of_equal_devices_the_one_with_the_prefix_is_taken_unless_it_does_not_co
                 found = traced(cluster, f"b{at}")
                 there = dict(zip((cell[0] for cell in found["cells"]), found["present"], strict=True))
                 assert there.pop(first) == 12 and not any(there.values())
+                assert not any(found["spared"]), "nothing uses them: taking them leaves fewer free"
         cluster.expect()
         if margin:
             assert taken[margin] == {first} and present(cluster) == 8 * 12
@@ -89,13 +90,11 @@ def test_heavier_interference_is_only_as_much_as_the_margin(rule: DecodeRule, ma
     found = traced(cluster, "b")
     cell = [each[0] for each in found["cells"]].index(owner)
     assert found["ratios"][cell] == 0.5 and found["present"][cell] == 12
-    spared, pages = 3 * N.spec.kv_layers, cluster.scheduler.devices[owner].pages
-    x, b = (cluster.scheduler.sequences[name].pages.groups * N.spec.kv_layers for name in "xb")
-    before = pages.free + pages.idle + (b - spared if goes_there else 0)
-    assert found["spared"][cell] == spared, "x uses them, too"
-    assert (
-        found["free"][cell] == pytest.approx((before + spared) / pages.capacity, abs=4 * N.spec.kv_layers / 4000) and x
-    )
+    layers, pages = N.spec.kv_layers, cluster.scheduler.devices[owner].pages
+    mine = (cluster.scheduler.sequences["b"].pages.groups - 3) * layers if goes_there else 0
+    assert found["spared"][cell] == 3 * layers, "x uses them, too, which may have grown by one since"
+    free = (pages.free + pages.idle + mine + 3 * layers) / pages.capacity
+    assert found["free"][cell] == pytest.approx(free, abs=1.1 * layers / pages.capacity)
     assert (there == owner) == goes_there
     cluster.run()
     cluster.expect()
@@ -122,27 +121,29 @@ def test_by_the_number_of_sequences_nearly_as_few_are_as_good(margin: float, goe
 
 
 @pytest.mark.parametrize("caching", ["active", "cached"])
-@pytest.mark.parametrize("admission", ["static", "dynamic", "peak"])
-def test_pages_that_stay_in_use_are_not_needed_again(admission: ReserveRule, caching: PrefixCaching) -> None:
-    """Answers of known lengths that share their prompt's beginning: more of them fit, and none gives way."""
+@pytest.mark.parametrize(("admission", "least"), [("static", 26), ("dynamic", 18), ("peak", 17)])
+def test_pages_that_stay_in_use_are_not_needed_again(
+    admission: ReserveRule, least: int, caching: PrefixCaching
+) -> None:
+    """Twelve of eighteen page sets are shared; counted for each that comes, only 23, 16 or 15 would run at once."""
     most = {}
     for shared in (False, True):
         config = DecodeConfig(admission=admission)
         settings = {"prefix_caching": caching, "decode": config, "watermark": 0.0}
-        cluster = Apart("prefill", "decode", models=(N,), cuts=[(1, 3, 4)], settings=settings, pages=70 * 2)
+        cluster = Apart(
+            "prefill", "decode", models=(N,), cuts=[(1, 3, 4)], settings=settings, pages=70 * N.spec.kv_layers
+        )
         for at in range(30):
-            prompt = (*(SYSTEM if shared else range(at, at + 12)), *SYSTEM, at, at + 1, at + 2)
-            cluster.ask(lasting(f"s{at}", prompt, 9), at=at * MS)
+            prompt = (*(SYSTEM * 4 if shared else range(at, at + 48)), at, at + 1, at + 2)
+            cluster.ask(lasting(f"s{at}", prompt, 20), at=20 * MS)
         most[shared] = 0
-        while cluster.scheduler.busy or not cluster.now:
+        while cluster._heap:
             cluster.run_one()
             device = cluster.scheduler.devices.get("d1")
             most[shared] = max(most[shared], device.passing.count if device else 0)
-        cluster.run()
         cluster.expect()
-        counters = cluster.scheduler.state().counters
-        assert counters.preemptions == 0 or admission != "peak"
-    assert most[True] > most[False]
+        assert cluster.scheduler.state().counters.preemptions == 0 or admission != "peak"
+    assert most[False] < least <= most[True]
 
 
 @pytest.mark.parametrize("shared", [True, False])
