@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -51,6 +52,9 @@ def lengths(
     layer: Annotated[
         int | None, typer.Option(help="Layers of the target before the probe.", show_default="half of them")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Learn from the answers' own tokens, too, for [decode] probe_steps.")
+    ] = False,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the examples.", show_default="6", min=1, max=1000)
     ] = None,
@@ -81,6 +85,8 @@ def lengths(
         raise InputError("--epochs has no effect on a probe, which is trained to its end")
     if layer is not None and kind != "probe":
         raise InputError("--layer has no effect without --kind probe")
+    if again and kind != "probe":
+        raise InputError("--again has no effect without --kind probe")
     hush()
     with Zoo(store, database, create=False) as zoo:
         manifest = zoo.model(target).manifest
@@ -104,7 +110,7 @@ def lengths(
             training = LengthTraining(widths, limit, epochs=epochs or 6, seed=seed)
             document = _put_classifier(zoo, manifest, examples, training, told, replace)
         else:
-            document = _put_probe(zoo, manifest, examples, at, LengthTraining(widths, limit), told, replace)
+            document = _put_probe(zoo, manifest, examples, at, again, LengthTraining(widths, limit), told, replace)
     if as_json:
         print_json(document)
         return
@@ -185,15 +191,18 @@ def answers_of(
         ]
         if not requests:
             raise InputError(f"no prompt leaves room for answers of {limit} tokens: give a lower --max-tokens")
-        made, ended = dict.fromkeys((request.seq for request in requests), 0), 0
+        answers: dict[str, list[int]] = {request.seq: [] for request in requests}
+        ended = 0
         for event in driver.run(requests):
             if event.error is not None:
                 raise InputError(f"a prompt failed: {event.error}")
-            made[event.seq] += event.token is not None
+            if event.token is not None:
+                answers[event.seq].append(event.token)
             if event.finish is not None and progress is not None:
                 ended += 1
                 progress(ended, len(requests))
-    return limit, widths, [LengthExample(request.prompt, made[request.seq]) for request in requests]
+    made = ((request.prompt, tuple(answers[request.seq])) for request in requests)
+    return limit, widths, [LengthExample(prompt, len(answer), answer) for prompt, answer in made]
 
 
 def request_of(
@@ -249,18 +258,23 @@ def _put_probe(
     manifest: ModelManifest,
     examples: Sequence[LengthExample],
     at: int,
+    again: bool,
     training: LengthTraining,
     told: dict[str, Any],
     replace: bool,
 ) -> dict[str, Any]:
     """Train and store a probe; return what is written of it. Raises as `train_probe` and `put_probe`."""
-    from surrogates.lengths.probe import last_states
+    from surrogates.lengths.probe import answer_states
     from surrogates.lengths.probe_storing import PROBE_ENDING, put_probe
-    from surrogates.lengths.probe_training import train_probe
+    from surrogates.lengths.probe_training import EVERY, train_probe
 
-    states = last_states(zoo.store, manifest, [each.prompt for each in examples], at)
+    prompts, answers = [each.prompt for each in examples], [each.answer if again else () for each in examples]
+    states = answer_states(zoo.store, manifest, prompts, answers, at, EVERY)
     trained = train_probe(states, examples, at, training.widths, training.limit)
-    document = {**_document(manifest.name + PROBE_ENDING, manifest, trained), **told}
+    later = {
+        str(made): {str(width): asdict(each) for width, each in some.items()} for made, some in trained.later.items()
+    }
+    document = {**_document(manifest.name + PROBE_ENDING, manifest, trained), **told, "later": later}
     return put_probe(zoo.store, manifest, trained.probe, document, replace)
 
 
@@ -296,6 +310,15 @@ def _print(document: dict[str, Any]) -> None:
             for width, each in document["granularity"].items()
         ],
     )
+    if document.get("later"):
+        print_table(
+            ["tokens so far", "answers", "granularity", "accuracy", "from the prompt"],
+            [
+                (made, each["answers"], width, f"{each['again']:.1%}", f"{each['survived']:.1%}")
+                for made, some in document["later"].items()
+                for width, each in some.items()
+            ],
+        )
     mode = "probe" if document.get("kind") == "probe" else "parallel"
     say(
         f"made {document['predictor']} from {document['examples']:,} answers, {document['scored']:,} of which score; "

@@ -65,6 +65,8 @@ class AgentConfig:
         chunk_prefill: Where the whole chain is on the device, a prompt's chunk takes the tokens that decodes leave of a
             step. False: a chunk runs whole or waits.
         length_probes: Ask the engine for a forecast of the answer's length with the last row of each prompt (TI-10).
+        probe_steps: Steps of a device after which it is asked again for all answers that are decoded then; 0: it is
+            not.
     """
 
     max_num_batched_tokens: int = 512
@@ -79,10 +81,11 @@ class AgentConfig:
     host_memory_bytes: int = 0
     chunk_prefill: bool = False
     length_probes: bool = False
+    probe_steps: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.activation_cache_bytes, self.host_memory_bytes) < 0:
-            raise ValueError("activation_cache_bytes and host_memory_bytes are at least 0")
+        if min(self.activation_cache_bytes, self.host_memory_bytes, self.probe_steps) < 0:
+            raise ValueError("activation_cache_bytes, host_memory_bytes and probe_steps are at least 0")
         limits = (
             self.max_num_batched_tokens,
             self.max_num_seqs,

@@ -36,6 +36,8 @@ class DecodeConfig:
         present_margin: By how much worse a path may be that has all K and V of a sequence than one that has none, for
             `load`, `po2` and `least`: by its sequences, or by its shares of heavy decodes and of free pages; 0: what
             is there does not count.
+        probe_steps: With `--lengths probe`, steps of a device after which the lengths of all answers that it decodes
+            are forecast again; 0: they are forecast once.
         load_reports_ms: Period of the reports of loads that `choice` is made from (TI-03); 0: the loads themselves.
     """
 
@@ -47,6 +49,7 @@ class DecodeConfig:
     quantile: float = 0.4
     heavy_tokens: int = 128
     present_margin: float = 0.05
+    probe_steps: int = 0
     load_reports_ms: int = 0
 
     def __post_init__(self) -> None:
@@ -62,8 +65,8 @@ class DecodeConfig:
             raise ValueError("local_prefill is at least 0, in tokens")
         if not 0.0 < self.quantile < 1.0 or self.heavy_tokens < 0 or not 0 <= self.load_reports_ms <= 3_600_000:
             raise ValueError("quantile is above 0 and below 1, heavy_tokens and load_reports_ms at least 0")
-        if not 0.0 <= self.present_margin <= 1.0:
-            raise ValueError("present_margin is from 0 to 1")
+        if not 0.0 <= self.present_margin <= 1.0 or self.probe_steps < 0:
+            raise ValueError("present_margin is from 0 to 1, probe_steps at least 0")
 
     @property
     def needs_lengths(self) -> bool:

@@ -139,7 +139,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
             runs the whole stage.
         saves: Components of the stage, in order, of which the input hidden states are returned (`StageResult.saved`).
         probed: Forecast the answer's length from the hidden state of its last token, if the stage has the model's
-            probe.
+            probe, and one for the answer's own tokens if that is one.
     """
 
     seq: str

@@ -418,6 +418,7 @@ class ServeOptions:
             AgentConfig, max_num_batched_tokens=self.step_tokens, max_num_seqs=self.max_num_seqs,
             batch_wait_us=self.batch_wait_us, activation_cache_bytes=size_of(self.activation_cache_bytes),
             host_memory_bytes=size_of(self.host_memory), length_probes=self.lengths == "probe",
+            probe_steps=self.decode.probe_steps,
         )  # fmt: skip
         return agent_config(self.serving, chosen)
 

@@ -159,6 +159,7 @@ class Agent:
             self._round_trips,
             looks_ahead,
             config.length_probes,
+            config.probe_steps,
         )
         self._results = StepResults(
             device, self._tables, self._sequence_table, self._shelf, self._queue, self._steps, self._batches,

@@ -167,11 +167,12 @@ class TraceEvents:
         """Record what happens to a sequence from now on, and on which devices, where these have roles (TI-01)."""
         self._emit(now, "phase", request, n=len(devices), cause="TI-01", phase=phase, at=sorted(devices))
 
-    def predicted(self, now: int, request: SequenceRequest, forecast: LengthForecast) -> None:
-        """Record how long an answer is predicted to get (TI-10)."""
+    def predicted(self, now: int, request: SequenceRequest, forecast: LengthForecast, made: int) -> None:
+        """Record how long an answer that has `made` tokens is predicted to get (TI-10)."""
         self._emit(
-            now, "length.predicted", request, n=forecast.bucket, cause="TI-10", edges=forecast.edges, mass=forecast.mass
-        )
+            now, "length.predicted", request, n=forecast.bucket, cause="TI-10", edges=forecast.edges,
+            mass=forecast.mass, made=made,
+        )  # fmt: skip
 
     def speculation(
         self, now: int, event: str, request: SequenceRequest, device: str, tokens: int, where: dict[str, Any]

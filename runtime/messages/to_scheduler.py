@@ -141,7 +141,7 @@ class SpeculationResult(Message, frozen=True, tag=True, array_like=True):
 class LengthsProbed(Message, frozen=True, tag=True, array_like=True):
     """Report what a probe forecasts of answers' lengths, from the agent that runs the component before it (TI-10).
 
-    It depends on the prompt alone, so it has no epochs: a forecast holds wherever its sequence is placed by then.
+    It depends on the sequence's tokens alone, so it has no epochs: a forecast holds wherever it is placed by then.
     """
 
     device: str

@@ -7,6 +7,8 @@ Wider granularities are sums of finest buckets, so that one head serves all of t
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +57,40 @@ def edges_of(width: int, limit: int) -> tuple[int, ...]:
 def coarser(mass: Sequence[float], times: int) -> list[float]:
     """Return the mass of buckets so many times as wide."""
     return [sum(mass[at : at + times]) for at in range(0, len(mass), times)]
+
+
+def after(edges: Sequence[int], mass: Sequence[float], made: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return edges and mass of the whole lengths of an answer of `made` tokens, given those of what is still to come.
+
+    At least one token is; so many and fewer than it has are a bucket without mass.
+    """
+    begins = [max(edge, 1) for edge in edges]
+    ends = [*begins[1:], math.inf]
+    some = [(made + low, each) for low, high, each in zip(begins, ends, mass, strict=True) if low < high]
+    return (0, *(low for low, _ in some)), (0.0, *(each for _, each in some))
+
+
+def survived(edges: Sequence[int], mass: Sequence[float], made: int, into: Sequence[int]) -> list[float]:
+    """Return the mass of the buckets `into` of the whole lengths of an answer that has `made` tokens and goes on.
+
+    Args:
+        edges, mass: What was forecast. Within a bucket all lengths are equally likely; the last one has no end.
+        into: Least length of each bucket to return; those in the last one are as long as its least length.
+    """
+    found, limit = [0.0] * len(into), into[-1]
+    for low, high, each in zip(edges, [*edges[1:], math.inf], mass, strict=True):
+        low = max(low, 1)
+        if not each or high <= max(low, made + 1):
+            continue
+        if high == math.inf or low >= limit:
+            found[-1] += each
+            continue
+        for length in range(max(low, made + 1), int(high)):
+            found[bisect_right(into, length) - 1] += each / (high - low)
+    total = sum(found)
+    if not total:  # it outlives all that was forecast: it is in the bucket where it is
+        found[bisect_right(into, made + 1) - 1] = total = 1.0
+    return [each / total for each in found]
 
 
 def score(

@@ -30,6 +30,8 @@ def put_probe(
     """Store a probe, durably; return what is written of it. Arguments and errors as of `put_predictor`."""
     told = {**document, "kind": "probe", "edges": list(probe.edges), "at": probe.at}
     weights = {"weight": probe.weight.contiguous(), "bias": probe.bias.contiguous()}
+    if probe.later is not None:
+        weights |= {"later.weight": probe.later.weight.contiguous(), "later.bias": probe.later.bias.contiguous()}
     put_lengths(store, target.name + PROBE_ENDING, target, weights, {}, told, replace)
     return told
 
@@ -49,8 +51,14 @@ def stored_probe(store: Store, model: str) -> LengthProbe | None:
     try:
         edges, at = tuple(int(each) for each in document["edges"]), int(document["at"])
         weight, bias = (stored_tensor(store, entries[name]) for name in ("weight", "bias"))
+        later = None
+        if "later.weight" in entries:  # of earlier versions there is none
+            own_weight, own_bias = (stored_tensor(store, entries[name]) for name in ("later.weight", "later.bias"))
+            later = LengthProbe(edges, at, own_weight, own_bias)
     except KeyError as error:
         raise MalformedCheckpoint(f"{manifest.name} is no length probe of this version: {error}") from None
-    if not (weight.dim() == 2 and weight.shape[:1] == bias.shape == (len(edges),) and 0 < at < len(target.components)):
+    sizes = [(weight, bias), *([] if later is None else [(later.weight, later.bias)])]
+    fit = all(each.dim() == 2 and each.shape[:1] == own.shape == (len(edges),) for each, own in sizes)
+    if not fit or not 0 < at < len(target.components):
         raise MalformedCheckpoint(f"{manifest.name} is no length probe of this version: its sizes do not match")
-    return LengthProbe(edges, at, weight, bias)
+    return LengthProbe(edges, at, weight, bias, later)

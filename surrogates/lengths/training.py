@@ -27,10 +27,11 @@ _FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class LengthExample:
-    """A prompt, and the tokens of the target's answer to it."""
+    """A prompt, how many tokens the target's answer to it has, and these tokens if they are known."""
 
     prompt: tuple[int, ...]
     length: int
+    answer: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = root / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"prompt": f"tell me {at} things"}) + "\n" for at in range(120)))
     for name, layer in zip(MODELS, ("2", "3"), strict=True):
-        quick = ("--prompts", str(lines), "--max-tokens", "24", "--temperature", "1", "--kind", "probe")
+        quick = ("--prompts", str(lines), "--max-tokens", "24", "--temperature", "1", "--kind", "probe", "--again")
         with pytest.raises(SystemExit) as ended:
             cli.app.main(["lengths", name, *quick, "--layer", layer, "--store", str(root / "store")])
         assert not ended.value.code
@@ -108,6 +108,56 @@ def test_forecasts_are_the_stored_probes_own(
     told = [event for _, kind, event, _ in lines if kind == LengthsProbed.__name__]
     assert sorted(seq for _, _, seqs, _ in told for seq in seqs) == sorted(expected)
     assert replay(tmp_path / "log") == len(lines)
+
+
+@pytest.mark.parametrize(("agents", "backend"), [(1, "inline"), (2, "processes")])
+def test_answers_are_forecast_again_while_they_are_decoded(
+    store: Path, tmp_path: Path, agents: int, backend: str
+) -> None:
+    """From their own tokens, by the stored probes' second maps; the tokens are those without it."""
+    placed = {"agents": agents, "placement": "partition"} if agents > 1 else {}
+    told, answers = {}, {}
+    for steps in (0, 2):
+        settings = tmp_path / f"{steps}.toml"
+        settings.write_text(f"[decode]\nprobe_steps = {steps}\n")
+        options = gather(
+            settings,
+            {
+                "lengths": "probe", "decode_admission": "peak", "backend": backend, "kv_cache_memory_bytes": "2MiB",
+                **placed,
+            },
+        )  # fmt: skip
+        trace, answers[steps] = ListTrace(), {each.seq: [] for each in requests()}
+        with Zoo(store) as zoo:
+            chosen = choose(zoo, MODELS, None, options.executor, "cpu")
+            with start_driver(zoo, options, chosen, trace=trace) as driver:
+                for event in driver.run(requests()):
+                    answers[steps][event.seq].append(event.token)
+        told[steps] = [each for each in trace.named("length.predicted") if each.extra["mass"][0] == 0.0]
+    assert answers[0] == answers[2] and not told[0]
+    assert {each.seq for each in told[2]} == set(answers[0]), "two steps apart, in answers of six tokens"
+    with Zoo(store) as zoo:
+        expected = known_later(zoo, answers[0])
+    for each in told[2]:
+        made = each.extra["edges"][1] - 1
+        assert each.extra["mass"][1:] == pytest.approx(expected[str(each.seq), made], abs=2e-5), (each.seq, made)
+
+
+def known_later(zoo: Zoo, answers: dict[str, list[int]]) -> dict[tuple[str, int], list[float]]:
+    """Return what the stored probes forecast from transformers' states of answers, by sequence and tokens so far."""
+    found = {}
+    for model, layer in zip(MODELS, (2, 3), strict=True):
+        stock, probe = load_model(zoo.store, zoo.model(model).manifest), stored_probe(zoo.store, model)
+        assert probe is not None and probe.later is not None
+        first = int(probe.edges[1] == 1)  # the bucket of nothing still to come is left out
+        for each in requests():
+            if each.model == model:
+                ids = torch.tensor([[*each.prompt, *answers[each.seq]]])
+                with torch.inference_mode():
+                    states = stock(ids, output_hidden_states=True).hidden_states[layer][0, len(each.prompt) :]
+                for at, mass in enumerate(probe.later.masses(states).tolist(), 1):
+                    found[each.seq, at] = mass[first:]
+    return found
 
 
 def test_serving_without_a_probe_is_refused(store: Path, tmp_path: Path) -> None:

@@ -176,10 +176,11 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
         return () if saving is None or self.move else saving.wanted(self.start, self.tokens, self.enters)
 
     @property
-    def ends_prompt(self) -> bool:
-        """Whether its last token is the prompt's, and the length of the answer is not given."""
-        real = self.sample and not self.generated and not self.move and not self.shadow
-        return real and not self.sequence.request.sampling.ignore_eos
+    def forecasts(self) -> bool:
+        """Whether the answer's length may be forecast from its last token: it samples, and the length is not given."""
+        sampling = self.sequence.request.sampling
+        given = sampling.ignore_eos and not sampling.stop_token_ids
+        return self.sample and not self.move and not self.shadow and not given
 
     @property
     def work(self) -> int:

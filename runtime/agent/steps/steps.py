@@ -31,7 +31,9 @@ class StepPlanner:
 
     Args:
         looks_ahead: Whether the engine takes a step before the one under way is over.
-        probes: Whether the engine is asked to forecast lengths of answers.
+        probes: Whether the engine is asked to forecast lengths of answers with the last rows of their prompts.
+        probe_steps: Steps after which it is asked again, for all answers that are decoded then; 0: it is not. In the
+            same step for all of them, as such a step is not replayed from a recording.
 
     Attributes:
         number: Number of the latest step.
@@ -49,6 +51,7 @@ class StepPlanner:
         round_trips: RoundTrips,
         looks_ahead: bool = False,
         probes: bool = False,
+        probe_steps: int = 0,
     ) -> None:
         self._tables = tables
         self._sequence_table = sequence_table
@@ -58,6 +61,7 @@ class StepPlanner:
         self._ahead = ahead
         self._round_trips = round_trips
         self._looks_ahead, self._probes = looks_ahead, probes
+        self._probe_steps, self._probed_at = probe_steps if probes else 0, 0
         self.number = 0
         self.under_way: dict[Lane, list[tuple[StepPlan, list[QueuedRow]]]] = {}
 
@@ -105,7 +109,10 @@ class StepPlanner:
         if not chosen and (lane == "ahead" or self.under_way or not self._tables.released):
             return None
         opened: list[Opened] = []
-        rows = tuple([self._row(each, opened) for each in chosen])
+        again = lane != "ahead" and self._probes_answers()
+        if again:
+            self._probed_at = self.number + 1
+        rows = tuple([self._row(each, opened, again) for each in chosen])
         brought = [(each.name, array) for each in chosen if (array := _input(each)) is not None]
         inputs = stacked([name for name, _ in brought], [array for _, array in brought])
         plan = self._begin(now, lane, rows, tuple(opened), chosen, self._batches.number_of(chosen))
@@ -147,7 +154,7 @@ class StepPlanner:
 
     def _expected(self, now: int) -> StageStep | None:
         """Return the next step of a known persistent batch, if exactly its rows wait."""
-        if self._ahead.queue or self._round_trips.records_returns:
+        if self._ahead.queue or self._round_trips.records_returns or self._probes_answers():
             return None
         known = self._batches.begin(self._queue.rows)
         if known is None:
@@ -155,7 +162,11 @@ class StepPlanner:
         batch, rows, inputs = known
         return StageStep(self._begin(now, "all", rows, (), self._queue.take_all(), batch), inputs, {})
 
-    def _row(self, each: QueuedRow, opened: list[Opened]) -> Row:
+    def _probes_answers(self) -> bool:
+        """Return whether the next step forecasts lengths of answers that are decoded."""
+        return self._probe_steps > 0 and self.number + 1 - self._probed_at >= self._probe_steps
+
+    def _row(self, each: QueuedRow, opened: list[Opened], again: bool = False) -> Row:
         name, start, count, ids, tables = each.name, each.start, each.tokens, each.ids, self._tables
         end = start + count + each.steps - 1
         groups: tuple[tuple[int, ...], ...] = ()
@@ -178,7 +189,7 @@ class StepPlanner:
             each.awaits > 0,
             enters,
             each.saves,
-            self._probes and each.ends_prompt,
+            self._probes and (again or not each.generated) and each.forecasts,
         )
 
 

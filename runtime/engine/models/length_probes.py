@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -36,7 +35,8 @@ def stage_probe(
     if probe is None or not part.lo < probe.at <= part.hi:
         return None
     at = probe.at - part.lo
-    if at < len(widths) and widths[at] != probe.weight.shape[1]:
+    later = probe.weight if probe.later is None else probe.later.weight
+    if at < len(widths) and {widths[at]} != {probe.weight.shape[1], later.shape[1]}:
         _log.warning("lengths of %s's answers are not forecast: %s%s has another width", model, model, PROBE_ENDING)
         return None
-    return replace(probe, at=at, weight=probe.weight.to(device), bias=probe.bias.to(device))
+    return probe.to(device, at)

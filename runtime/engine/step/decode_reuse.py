@@ -123,6 +123,8 @@ class DecodeReuse:
         kept = self._kept.pop((plan.batch, rows[0].seq), None) if plan.batch else None
         if kept is None or plan.opened or rows[0].start != kept.start + 1 or [row.seq for row in rows] != kept.names:
             return None
+        if any([row.probed for row in rows]):  # noqa: C419
+            return None  # the call has no place for a probe
         course = kept.course
         if course is None:
             course = None if kept.ran is None else _course(self._units, self._room, rows, *kept.ran)

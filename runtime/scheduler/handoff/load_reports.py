@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from runtime.policy.lengths.forecast import LengthForecast
 from runtime.scheduler.migration.migration import Moves
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -40,16 +41,17 @@ class LoadReports:
         self._limit = state.config.decode.heavy_tokens
         self._loads: dict[str, DecodeLoad] = {}
         self._taken = 0
-        #: Of sequences that decode, or are about to: as they counted when that was first asked.
-        self._heavy: dict[str, bool] = {}
+        #: Of sequences that decode, or are about to: as they counted when that was first asked, and by which forecast.
+        self._heavy: dict[str, tuple[bool, LengthForecast | None]] = {}
 
     def is_heavy(self, sequence: ScheduledSequence) -> bool:
         """Return whether a sequence is a heavy decode, by the expected length of its answer."""
-        heavy = self._heavy.get(sequence.seq)
-        if heavy is None:
+        known = self._heavy.get(sequence.seq)
+        if known is None or known[1] is not sequence.forecast:
             lengths = self._state.lengths
-            heavy = self._heavy[sequence.seq] = lengths is not None and lengths.whole(sequence) > self._limit
-        return heavy
+            heavy = lengths is not None and lengths.whole(sequence) > self._limit
+            known = self._heavy[sequence.seq] = heavy, sequence.forecast
+        return known[0]
 
     def read(self, now: int) -> tuple[Mapping[str, DecodeLoad], int]:
         """Return the latest reports by device, and their age in ns."""

@@ -258,11 +258,15 @@ class SequenceLifecycle:
         state.tell.sequence_ended(now, sequence.request, reason, len(sequence.output))
 
     def record_forecast(self, seq: str, forecast: LengthForecast, now: int) -> None:
-        """Record how long an answer is predicted to get (TI-10); one that has ended needs no prediction."""
+        """Record how long an answer is predicted to get (TI-10), in place of an older forecast.
+
+        One that has ended needs no prediction.
+        """
         if (sequence := self._state.sequences.get(seq)) is not None:
             self._state.counters.predicted += sequence.forecast is None
             sequence.forecast = forecast
-            self._state.tell.predicted(now, sequence.request, forecast)
+            self._state.changed |= self._state.lengths is not None  # what waits for pages may fit now
+            self._state.tell.predicted(now, sequence.request, forecast, len(sequence.output))
 
     def record_probed(self, event: LengthsProbed, now: int) -> None:
         """Record what a probe forecasts of answers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surrogates.lengths.buckets import coarser, edges_of, granularities_of, score
+from surrogates.lengths.buckets import after, coarser, edges_of, granularities_of, score, survived
 from surrogates.lengths.prompts import TEMPLATES, cuts, questions
 from surrogates.lengths.storing import batches
 from zoo.errors import InputError
@@ -56,3 +56,19 @@ def test_prompts_of_similar_length_run_together_and_long_ones_alone() -> None:
     assert sorted(at for some in found for at in some) == list(range(25))
     assert [len(some) for some in found] == [16, 7, 1, 1]
     assert [at for some in found if len(some) == 1 for at in some] == [4, 0]
+
+
+def test_what_is_still_to_come_is_added_to_what_there_is() -> None:
+    assert after((0, 20, 40), (0.5, 0.3, 0.2), 64) == ((0, 65, 84, 104), (0.0, 0.5, 0.3, 0.2))
+    assert after((0, 1, 2), (0.5, 0.3, 0.2), 7) == ((0, 8, 9), (0.0, 0.3, 0.2)), "none ends without another token"
+
+
+def test_what_survives_is_what_is_longer() -> None:
+    edges, mass = (0, 20, 40, 60), (0.4, 0.3, 0.2, 0.1)
+    assert survived(edges, mass, 0, edges) == pytest.approx(mass)
+    assert survived(edges, mass, 39, edges) == pytest.approx([0, 0, 2 / 3, 1 / 3])
+    assert survived(edges, mass, 29, edges) == pytest.approx([0, 0.15 / 0.45, 0.2 / 0.45, 0.1 / 0.45])
+    assert survived(edges, (1.0, 0.0, 0.0, 0.0), 30, edges) == [0, 1, 0, 0], "it outlives its forecast"
+    wider = survived(*after(edges, (0.5, 0.25, 0.15, 0.1), 31), 31, edges)
+    assert wider == pytest.approx([0, 0.5 * 8 / 19, 0.5 * 11 / 19 + 0.25 * 9 / 20, 1 - 0.5 - 0.25 * 9 / 20])
+    assert sum(wider) == pytest.approx(1.0)

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
-from surrogates.lengths.probe import last_states, probed_component
+from surrogates.lengths.probe import answer_states, last_states, probed_component
 from surrogates.lengths.probe_storing import PROBE_ENDING, put_probe, stored_probe
 from surrogates.lengths.probe_training import TrainedProbe, fitted, train_probe
-from surrogates.lengths.training import LengthExample
+from surrogates.lengths.training import LengthExample, scores_only
 from tests.checkpoints import make, make_lora
 from zoo.api import Zoo
 from zoo.errors import InputError, MalformedCheckpoint
@@ -46,7 +46,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
 def trained(zoo: Zoo) -> TrainedProbe:
     some, target = examples(500), zoo.model("org/m").manifest
     at = probed_component(target, 1)
-    return train_probe(last_states(zoo.store, target, [each.prompt for each in some], at), some, at, WIDTHS, LIMIT)
+    states = answer_states(zoo.store, target, [each.prompt for each in some], [each.answer for each in some], at, 4)
+    return train_probe(states, some, at, WIDTHS, LIMIT)
 
 
 @pytest.mark.parametrize("layer", [1, 2])
@@ -69,6 +70,50 @@ def test_what_decides_lengths_is_learned(trained: TrainedProbe) -> None:
     assert sum(map(sum, trained.scores[10].confusion)) == trained.scored
 
 
+def ending(count: int) -> list[LengthExample]:
+    """Answers of any length, whatever the prompt: each of their tokens says how many tens are left."""
+    draws, made = random.Random(1), list[LengthExample]()
+    for _ in range(count):
+        length = draws.randrange(1, 2 * LIMIT)
+        answer = tuple(10 + (length - at - 1) // 10 * 3 + draws.randrange(3) for at in range(length))
+        made.append(LengthExample(tuple(draws.randrange(100, 300) for _ in range(6)), length, answer))
+    return made
+
+
+def test_what_an_answer_s_own_tokens_show_is_learned(zoo: Zoo) -> None:
+    """Nothing in the prompt tells its length; what is forecast from it is hardly better once the answer has begun."""
+    some, target = ending(400), zoo.model("org/m").manifest
+    at = probed_component(target, 1)
+    states = answer_states(zoo.store, target, [each.prompt for each in some], [each.answer for each in some], at, 8)
+    trained = train_probe(states, some, at, WIDTHS, 2 * LIMIT)
+    assert list(trained.later) == [64, 128]
+    for made, by_width in trained.later.items():
+        assert list(by_width) == list(WIDTHS)
+        count = sum(each.length > made and scores_only(each.prompt) for each in some)
+        assert {each.answers for each in by_width.values()} == {count} and count > 10
+    assert trained.later[64][20].again > trained.later[64][20].survived + 0.25
+    assert trained.later[64][40].again > 0.75
+    assert trained.probe.later is not None and trained.probe.later.edges == trained.probe.edges
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_states_of_answers_are_those_of_transformers(zoo: Zoo, layer: int) -> None:
+    target, some = zoo.model("org/m").manifest, ending(6)
+    stock = AutoModelForCausalLM.from_pretrained(zoo.store.root.parent / "m").eval()
+    prompts, answers = [each.prompt for each in some], [each.answer for each in some]
+    states = answer_states(zoo.store, target, prompts, answers, probed_component(target, layer), 9)
+    assert torch.allclose(
+        states.prompts, last_states(zoo.store, target, prompts, probed_component(target, layer)), atol=1e-5
+    )
+    expected = [(at, made) for at, each in enumerate(some) for made in range(9, each.length, 9)]
+    assert list(zip(states.example, states.made, strict=True)) == expected and len(expected) > 6
+    for (at, made), state in zip(expected, states.later, strict=True):
+        ids = torch.tensor([[*prompts[at], *answers[at][:made]]])
+        with torch.inference_mode():
+            known = stock(ids, output_hidden_states=True).hidden_states[layer][0, -1]
+        assert torch.allclose(state, known, atol=1e-5), (at, made)
+
+
 def test_a_fit_does_not_depend_on_how_states_are_scaled() -> None:
     draws = torch.Generator().manual_seed(0)
     states, lengths = torch.randn(200, 6, generator=draws), [20 * (at % 3) + 3 for at in range(200)]
@@ -85,6 +130,12 @@ def test_a_probe_is_kept_and_refused_for_another_target(zoo: Zoo, trained: Train
     put_probe(store, target, trained.probe, {"fingerprint": target.fingerprint})
     found = stored_probe(store, "org/m")
     assert found is not None and (found.at, found.edges) == (trained.probe.at, trained.probe.edges)
+    assert found.later is None, "it was trained without answers"
+    both = replace(trained.probe, later=replace(trained.probe, weight=trained.probe.weight + 1))
+    put_probe(store, target, both, {"fingerprint": target.fingerprint}, replace=True)
+    own = stored_probe(store, "org/m")
+    assert own is not None and own.later is not None and own.later.edges == own.edges
+    assert torch.equal(own.later.weight, found.weight + 1) and torch.equal(own.weight, found.weight)
     assert torch.equal(found.weight, trained.probe.weight) and torch.equal(found.bias, trained.probe.bias)
     zoo.verify()
     zoo.gc()
@@ -98,6 +149,10 @@ def test_what_is_no_probe_is_refused(zoo: Zoo, trained: TrainedProbe, tmp_path: 
     target = zoo.model("org/lora").manifest
     wrong = replace(trained.probe, edges=(0, 5))
     put_probe(zoo.store, target, wrong, {"fingerprint": target.fingerprint})
+    with pytest.raises(MalformedCheckpoint, match="sizes"):
+        stored_probe(zoo.store, "org/lora")
+    wrong = replace(trained.probe, later=replace(trained.probe, bias=trained.probe.bias[:-1]))
+    put_probe(zoo.store, target, wrong, {"fingerprint": target.fingerprint}, replace=True)
     with pytest.raises(MalformedCheckpoint, match="sizes"):
         stored_probe(zoo.store, "org/lora")
     zoo.ingest(make("llama", tmp_path / "x", seed=3), "org/x")

@@ -227,6 +227,24 @@ def test_what_is_on_its_way_counts() -> None:
     expect_ratios_of_history(found[:8])
 
 
+def test_an_answer_that_is_forecast_again_counts_as_what_it_is_forecast_to_be() -> None:
+    """A heavy decode that turns out to be light is one no more where the next is placed, and the other way round."""
+    for heavy in (True, False):
+        decode = DecodeConfig(choice="least", heavy_tokens=20)
+        cluster = Apart("prefill", "decode", models=(M,), cuts=CUTS[:1], settings={"decode": decode}, pages=600)
+        cluster.ask(request("a", range(6), "m", max_tokens=44))
+        masses = ((0.0, 1.0), (1.0, 0.0)) if heavy else ((1.0, 0.0), (0.0, 1.0))
+        for at, mass in zip((1000, 12 * MS), masses, strict=True):
+            cluster.at(at, partial(cluster.tell, LengthPredicted("a", LengthForecast((0, 20), mass))))
+        for name, at in (("b", 7 * MS), ("c", 14 * MS)):
+            cluster.ask(request(name, range(20, 26), "m", max_tokens=2, ignore_eos=True), at=at)
+        cluster.run()
+        cluster.expect()
+        told = {each["seq"]: each for each in choices(cluster)}
+        found = [told[name]["ratios"] for name in "bc"]
+        assert found == [((1 if heavy else 0) / 2,), ((0 if heavy else 1) / 2,)]
+
+
 def test_settings_that_are_none_are_refused() -> None:
     wrong_ones = (
         {"admission": "x"},

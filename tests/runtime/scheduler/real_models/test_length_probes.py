@@ -29,6 +29,8 @@ from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 MODELS = ["llama", "neox", "lora", "bare"]
 #: Layers before the probe of each model that has one.
 BEHIND = {"llama": 1, "neox": 4, "lora": 2}
+#: Those whose probe has a map for the answer's own tokens, too.
+LATER = ("llama", "neox")
 CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4)
 SAMPLING = SamplingParams(8)
 LENGTHS = (1, 3, 9, 17)
@@ -39,7 +41,8 @@ def put(bench: Bench, name: str, seed: int, fingerprint: str = "") -> None:  # n
     """Store a probe of random weights."""
     target, draws = manifest_of(bench.store, name), torch.Generator().manual_seed(seed)
     weight, bias = torch.randn(len(EDGES), 64, generator=draws), torch.randn(len(EDGES), generator=draws)
-    probe = LengthProbe(EDGES, probed_component(target, BEHIND[name]), weight, bias)
+    later = LengthProbe(EDGES, 0, torch.randn(len(EDGES), 64, generator=draws), bias) if name in LATER else None
+    probe = LengthProbe(EDGES, probed_component(target, BEHIND[name]), weight, bias, later)
     put_probe(bench.store, target, probe, {"fingerprint": fingerprint or target.fingerprint}, replace=True)
 
 
@@ -106,8 +109,9 @@ def ask(cluster: VirtualCluster, sampling: SamplingParams = SAMPLING) -> Virtual
 
 
 def forecasts(cluster: VirtualCluster) -> dict[str, list[float]]:
-    """Return the mass of each sequence's forecast, after asserting that each has at most one."""
-    told = cluster.trace.named("length.predicted")
+    """Return the mass of each sequence's forecast from its prompt, after asserting that each has at most one."""
+    told = [each for each in cluster.trace.named("length.predicted") if len(each.extra["edges"]) == len(EDGES)]
+    assert all(each.extra["made"] == 0 for each in told)
     assert len({each.seq for each in told}) == len(told)
     assert all(each.extra["edges"] == EDGES for each in told)
     return {str(each.seq): list(each.extra["mass"]) for each in told}
@@ -150,6 +154,7 @@ def test_prompts_of_one_token_are_forecast_where_decode_steps_are_recorded(
 
 def test_given_lengths_are_not_forecast(family: Bench) -> None:
     assert not forecasts(ask(cluster_of(family, 2), SamplingParams(8, ignore_eos=True)))
+    assert forecasts(ask(cluster_of(family, 2), SamplingParams(8, ignore_eos=True, stop_token_ids=(1,))))
 
 
 def test_a_forecast_is_there_when_a_sequence_is_handed_off(family: Bench, known: dict[str, list[float]]) -> None:
@@ -182,3 +187,85 @@ def test_hidden_states_that_are_no_numbers_give_no_forecast(
     own = LengthProbe.masses
     monkeypatch.setattr(LengthProbe, "masses", lambda probe, states: own(probe, states * float("nan")))
     assert not forecasts(ask(cluster_of(family, 2)))
+
+
+# -- while answers are decoded -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def known_later(family: Bench, answers: dict[str, list[int]]) -> dict[str, list[list[float]]]:
+    """What the second maps forecast from transformers' states of each token of an answer, by sequence."""
+    found: dict[str, list[list[float]]] = {}
+    for name in LATER:
+        model, probe = load_model(family.store, manifest_of(family.store, name)), stored_probe(family.store, name)
+        assert probe is not None and probe.later is not None
+        for number, prompt in enumerate(prompts(len(name), LENGTHS)):
+            ids = torch.tensor([[*prompt, *answers[f"{name}-{number}"]]])
+            with torch.inference_mode():
+                states = model(ids, output_hidden_states=True).hidden_states[BEHIND[name]][0, len(prompt) :]
+            found[f"{name}-{number}"] = probe.later.masses(states).tolist()
+    return found
+
+
+def again(bench: Bench, devices: int, steps: int, engines: EngineConfig = CONFIG, **changes) -> VirtualCluster:  # noqa: F811
+    agents = AgentConfig(recompute_chunk=4, fetch_window=1, length_probes=True, probe_steps=steps)
+    return ask(cluster_of(bench, devices, engines=engines, agent_config=agents, **changes))
+
+
+def expect_later(cluster: VirtualCluster, known: dict[str, list[list[float]]]) -> dict[str, list[int]]:
+    """Assert that all later forecasts are those; return after how many tokens each sequence had one."""
+    found: dict[str, list[int]] = {}
+    for each in cluster.trace.named("length.predicted"):
+        if made := each.extra["edges"][1] - 1 if len(each.extra["edges"]) > len(EDGES) else 0:
+            assert each.extra["edges"] == (0, made + 1, made + 2, made + 5, made + 9)
+            assert each.extra["mass"][0] == 0.0
+            assert each.extra["mass"][1:] == pytest.approx(known[str(each.seq)][made - 1], abs=2e-5), (each.seq, made)
+            found.setdefault(str(each.seq), []).append(made)
+    return found
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_answers_are_forecast_again_from_their_own_tokens(
+    family: Bench,
+    known: dict[str, list[float]],
+    known_later: dict[str, list[list[float]]],
+    answers: dict[str, list[int]],
+    devices: int,
+    graphs: str,
+) -> None:
+    """At any of their tokens, with the same tokens; models whose probe has no such map keep their first forecast."""
+    engines = replace(CONFIG, graphs=graphs, kernels="stock") if graphs == "on" else CONFIG
+    cluster = again(family, devices, 3, engines)
+    found = forecasts(cluster)
+    assert found.keys() == known.keys()
+    for seq, mass in found.items():
+        assert mass == pytest.approx(known[seq], abs=2e-5), seq
+    times = expect_later(cluster, known_later)
+    assert {seq.split("-")[0] for seq in times} == set(LATER)
+    assert all(made == sorted(set(made)) for made in times.values())
+    assert sum(map(len, times.values())) >= len(known_later)
+    assert {seq: each.tokens for seq, each in cluster.told.items()} == answers
+    assert cluster.scheduler.state().counters.predicted == len(known)
+
+
+def test_they_are_forecast_again_after_so_many_steps_and_not_at_all_with_none(
+    family: Bench, known_later: dict[str, list[list[float]]]
+) -> None:
+    """One sequence alone on one device: each step is one of its tokens."""
+    for steps, expected in ((0, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [2, 5]), (64, [])):
+        agents = AgentConfig(length_probes=True, probe_steps=steps)
+        cluster = cluster_of(family, 1, agent_config=agents, config=ClusterConfig(devices=1))
+        cluster.ask(SequenceRequest("llama-1", "r", "llama", prompts(len("llama"), LENGTHS)[1], SAMPLING))
+        cluster.run()
+        assert expect_later(cluster, known_later) == ({"llama-1": expected} if expected else {})
+
+
+def test_they_are_forecast_again_where_they_were_handed_off(
+    family: Bench, known_later: dict[str, list[list[float]]], answers: dict[str, list[int]]
+) -> None:
+    roles = (("d0", "prefill"), ("d1", "decode"), ("d2", "decode"))
+    config = ClusterConfig(devices=3, roles=roles, prefill_chunk=8, decode=DecodeConfig(admission="peak", choice="po2"))
+    cluster = again(family, 3, 2, config=config)
+    assert {seq.split("-")[0] for seq in expect_later(cluster, known_later)} == set(LATER)
+    assert {seq: each.tokens for seq, each in cluster.told.items()} == answers
