@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.frontend.assemble import Generation, Prompt, Receipt
 from runtime.frontend.tokenizer import Tokenizer
 from tests.runtime.server.harness import BASE, running
 
@@ -75,6 +76,12 @@ def test_what_a_cache_had_is_counted(http: httpx.Client, route: str) -> None:
     assert reused(http) == 2 * cached
     other = asked(http, route, "d", cache_salt="other").json()["usage"]
     assert counts(route, other) == (prompt, 0)
+
+
+def test_of_choices_of_one_prompt_those_tokens_count_that_none_has_computed() -> None:
+    two = (Prompt((1, 2)), Prompt((3,)))
+    generation = Generation(Receipt("r"), False, cast(Any, None), two, cast(Any, (None,) * 4))
+    assert generation.cached_tokens([16, 0, 32, 48]) == 32
 
 
 def test_choices_that_have_their_prompt_from_each_other_have_it_from_no_cache(http: httpx.Client) -> None:

@@ -111,6 +111,20 @@ def test_answers_are_beginnings_too() -> None:
     assert said(cluster)["b"] == 24
 
 
+def test_what_was_shared_with_a_device_that_died_before_the_first_token_is_not_told() -> None:
+    cluster = cluster_of("cached", placement="replicate")
+    cluster.ask(request("a", SYSTEM, "m", max_tokens=9))
+    cluster.run()
+    cluster.ask(request("b", (*SYSTEM, *range(9)), "m", max_tokens=9), at=cluster.now)
+    while "b" not in refs(cluster):
+        cluster.run(until=cluster.now + MS // 10)
+    cluster.kill(cluster.scheduler.sequences["b"].path[0].device)
+    assert not cluster.told["b"].tokens
+    cluster.run()
+    cluster.expect()
+    assert said(cluster) == began(cluster) and said(cluster)["b"] == 0
+
+
 def test_scores_of_a_prompt_are_had_by_running_it() -> None:
     cluster = cluster_of()
     cluster.ask(request("a", SYSTEM, "m", max_tokens=20))
