@@ -226,7 +226,7 @@ def test_unfinished_requests_are_those_of_batches_or_the_others(queue: QueueData
 def test_events_come_back_as_they_were() -> None:
     top = (Logprob(3, -0.5), Logprob(9, -2.25))
     events = [
-        TokenEvent("r/0", "r", 0, 5, -0.1, top, (PromptLogprobs("r/0", 1, top, (top, ())),), served="org/x"),
+        TokenEvent("r/0", "r", 0, 5, -0.1, top, (PromptLogprobs("r/0", 1, top, (top, ())),), served="org/x", cached=48),
         TokenEvent("r/11", "r", 0, 6),
         TokenEvent("r/0", "r", 1, None, finish="error", error="why"),
     ]
