@@ -313,8 +313,10 @@ class Autoscaler:
 
     def _shrink(self, blocks: tuple[str, ...], name: str, since: int, full: Mapping[str, float], now: int) -> None:
         kind = " ".join(blocks)
-        others = [each.name for each in holders(self._state, blocks) if each.name != name]
-        if not others or max(full[each] for each in others) >= self._limits.low:
+        # Block by block: one device need not hold all that this instance holds.
+        holds = [[each.name for each in holders(self._state, (block,)) if each.name != name] for block in blocks]
+        others = sorted({other for found in holds for other in found})
+        if not all(holds) or max(full[each] for each in others) >= self._limits.low:
             return
         loads = [BlockDemand(kind, each, int(1000 * full[each]), 1000) for each in others]
         decided = scale(
