@@ -28,8 +28,8 @@ from runtime.engine.sampling.constraints import Constraint
 from runtime.kv.transfers import Fetch, put
 from runtime.types import Logprob, Sampled, SamplingParams
 
-#: Tokens that a row with top-k of at most so many ranks on a GPU, whatever its own number: the sums of its cut must not
-#: depend on other rows.
+#: Tokens that a row with top-k of at most so many, or with top-p, ranks, whatever its own number: the sums of its cut
+#: must not depend on other rows.
 _RANKED = 1024
 
 #: Logits [rows, vocabulary] in float32 -> [rows], the index of each row's first maximum; in a row with NaN, of the
@@ -179,19 +179,14 @@ def _penalise_(row: Tensor, draw: Draw) -> None:
 
 
 def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Sample from the truncated distributions: logits [rows, vocabulary] -> token ids [rows]."""
-    return pick_by_kind(logits, draws) if logits.is_cuda else _pick_sorted(logits, draws)
+    """Sample from the truncated distributions: logits [rows, vocabulary] -> token ids [rows].
 
-
-def pick_by_kind(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Sample as `_pick_sorted`, but sort only what a row's own parameters need: on a GPU the sort takes most time.
-
-    Rows without truncation draw in the order of the vocabulary; rows with a small top-k rank only so many tokens. Which
-    way a row goes, and so its token, does not depend on the rows beside it.
+    A sort of the vocabulary takes more time than all else here, so each row goes the cheapest way that its own
+    parameters allow. Its way, and so its token, does not depend on the rows beside it.
     """
     ways: dict[Callable[[Tensor, Sequence[Draw]], Tensor], list[int]] = {}
     for row, draw in enumerate(draws):
-        ways.setdefault(_way_for(draw), []).append(row)
+        ways.setdefault(_way_for(draw.params, logits.is_cuda), []).append(row)
     if len(ways) == 1:
         return next(iter(ways))(logits, draws)
     tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
@@ -201,24 +196,46 @@ def pick_by_kind(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return tokens
 
 
-def _way_for(draw: Draw) -> Callable[[Tensor, Sequence[Draw]], Tensor]:
-    params = draw.params
-    if not params.top_k and params.top_p >= 1.0 and not params.min_p:
-        return _pick_plain
-    return _pick_ranked if 0 < params.top_k <= _RANKED else _pick_sorted
+def _way_for(params: SamplingParams, cuda: bool) -> Callable[[Tensor, Sequence[Draw]], Tensor]:
+    if params.top_k > _RANKED:
+        return _pick_sorted
+    if params.top_k:
+        return _pick_ranked
+    if params.top_p >= 1.0:
+        return _pick_unranked
+    return _pick_sorted if cuda else _pick_nucleus  # whether the best tokens suffice is read on the host
 
 
-def _pick_plain(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Sample from whole distributions."""
-    cumulated = torch.softmax(_tempered(logits, draws), dim=-1).double().cumsum(-1)
-    return _place(cumulated, draws).clamp_(max=logits.shape[1] - 1)[:, 0]
+def _pick_unranked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Sample from whole distributions, or from what min-p leaves of them, in the order of the vocabulary."""
+    probabilities = torch.softmax(_tempered(logits, draws), dim=-1)
+    if any([draw.params.min_p for draw in draws]):  # noqa: C419  # as everywhere in a step
+        min_p = put([draw.params.min_p for draw in draws], logits.device, torch.float32)[:, None]
+        least = min_p * probabilities.amax(-1, keepdim=True)
+        probabilities = probabilities.masked_fill_(probabilities < least, 0.0)
+    return _place(probabilities.double().cumsum(-1), draws).clamp_(max=logits.shape[1] - 1)[:, 0]  # a row of NaN: any
 
 
 def _pick_ranked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Sample from the `_RANKED` best tokens, cut by each row's parameters."""
-    scaled = _tempered(logits, draws)
+    return _pick_cut(*_best(_tempered(logits, draws)), draws)
+
+
+def _pick_nucleus(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Sample from the best tokens whose mass is top-p: they are among the `_RANKED` best ones, or all are sorted."""
+    probabilities, ids = _best(_tempered(logits, draws))
+    mass = probabilities.cumsum(-1)[:, -1].tolist()
+    tokens = _pick_cut(probabilities, ids, draws)
+    wide = [row for row, draw in enumerate(draws) if not mass[row] >= draw.params.top_p]
+    if wide:
+        tokens[wide] = _pick_sorted(logits[wide], [draws[row] for row in wide])
+    return tokens
+
+
+def _best(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the probabilities of the `_RANKED` best tokens of each row, best first, and their ids."""
     best = torch.topk(scaled, min(_RANKED, scaled.shape[1]), dim=-1)
-    return _pick_cut(torch.exp(best.values - torch.logsumexp(scaled, dim=-1, keepdim=True)), best.indices, draws)
+    return torch.exp(best.values - torch.logsumexp(scaled, dim=-1, keepdim=True)), best.indices
 
 
 def _pick_sorted(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -243,6 +260,7 @@ def _place(cumulated: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Return where each row's own random number falls [rows, 1]. In float64: the draw must not depend on rounding."""
     numbers = [uniform(draw.params.seed, draw.generated) for draw in draws]
     u = put(numbers, cumulated.device, torch.float64)[:, None]
+    # The product is below the whole mass, however it is rounded: u is at most 1 - 2**-53. So the token has some mass.
     return torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
 
 
@@ -253,13 +271,15 @@ def _cut(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
     """
     device, width = probabilities.device, probabilities.shape[1]
     rank = torch.arange(width, device=device)
-    top_k = put([draw.params.top_k or width for draw in draws], device)[:, None]
+    top_k = put([draw.params.top_k for draw in draws], device)[:, None]
     top_p = put([draw.params.top_p for draw in draws], device, torch.float32)[:, None]
     min_p = put([draw.params.min_p for draw in draws], device, torch.float32)[:, None]
-    drop = rank >= top_k
+    drop = (rank >= top_k) & (top_k > 0)
     left = torch.where(drop, torch.zeros_like(probabilities), probabilities)
     cumulated = left.cumsum(-1)  # not a sum as well: torch sums a long row in another order if it is alone
-    before = (cumulated - left) / cumulated[:, -1:]
+    # Of the mass that top-k leaves; without top-k of all, of which only the best may be here.
+    whole = torch.where(top_k > 0, cumulated[:, -1:], 1.0)
+    before = (cumulated - left) / whole
     drop = drop | ((before >= top_p) & (top_p < 1.0)) | (probabilities < min_p * probabilities[:, :1])
     drop[:, 0].fill_(False)
     return drop

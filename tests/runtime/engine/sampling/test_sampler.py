@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.layers.operations import NativeOperations
-from runtime.engine.sampling.sampler import Draw, pick_by_kind, sample, uniform
+from runtime.engine.sampling.sampler import Draw, sample, uniform
 from runtime.types import SamplingParams
 from tests.runtime.engine.compiled import needs_kernels
 
@@ -149,31 +149,89 @@ def test_a_row_that_is_no_number_gets_some_token_and_leaves_the_others_theirs():
     assert [got[0], got[2]] == [sample(rows[at : at + 1], [draws[at]])[0].token for at in (0, 2)]
 
 
-def test_a_gpus_way_of_drawing_takes_the_same_tokens_where_ranks_are_cut():
-    """Rows with top-k, top-p or min-p draw as on a CPU, without a sort of the vocabulary where top-k is small."""
-    rows = logits(rows=60) * 2
-    kinds = (dict(top_k=3), dict(top_k=5, top_p=0.7), dict(top_p=0.6), dict(min_p=0.2), dict(top_k=4, min_p=0.1))
-    draws = [draw(temperature=0.9, seed=at, **kinds[at % len(kinds)]) for at in range(60)]
-    assert pick_by_kind(rows, draws).tolist() == [each.token for each in sample(rows, draws)]
+#: More tokens than are ranked, in rows that are flat, ordinary and steep.
+WIDE, SPREADS = 3000, (0.3, 2.0, 6.0)
+CUTS = (
+    dict(),
+    dict(min_p=0.05),
+    dict(min_p=1.0),
+    *(dict(top_k=k) for k in (1, 7, 1024, 1025, 2999, 5000)),
+    *(dict(top_p=p) for p in (1e-6, 0.3, 0.95, 0.99999)),
+    dict(top_k=40, top_p=0.8),
+    dict(top_k=1024, top_p=0.99),
+    dict(top_k=2000, top_p=0.9, min_p=0.01),
+    dict(top_p=0.9, min_p=0.02),
+)
 
 
-def test_a_gpus_way_of_drawing_does_not_depend_on_the_rows_beside_it():
-    rows = logits(rows=40)
-    kinds = (dict(), dict(top_k=3), dict(top_p=0.6), dict(top_k=12))
-    draws = [draw(temperature=1.3, seed=at, **kinds[at % len(kinds)]) for at in range(40)]
-    together = pick_by_kind(rows, draws).tolist()
-    assert together == [int(pick_by_kind(rows[at : at + 1], draws[at : at + 1])) for at in range(40)]
+def wide_rows(count: int) -> torch.Tensor:
+    rows = torch.randn(count, WIDE, generator=torch.Generator().manual_seed(1))
+    return rows * torch.tensor(SPREADS)[torch.arange(count) % len(SPREADS), None]
 
 
-def test_a_gpu_draws_whole_distributions_without_ranking_them(monkeypatch):
-    row = logits(3)
-    draws = [draw(temperature=1.0, generated=index, seed=7) for index in range(4000)]
-    for name in ("sort", "topk"):
+def reference(row: torch.Tensor, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens in the order of the draw, and each one's probability, in float64: the rules, one by one."""
+    mass = torch.softmax(row.double() / params.temperature, -1).numpy()
+    ranked = np.argsort(-mass, kind="stable")
+    keep = np.ones(len(mass), bool)
+    if params.top_k:
+        keep[ranked[params.top_k :]] = False
+    left = np.where(keep, mass, 0.0)
+    if params.top_p < 1.0:
+        shares = left[ranked] / left.sum()
+        keep[ranked[np.cumsum(shares) - shares >= params.top_p]] = False
+    keep[mass < params.min_p * mass.max()] = False
+    keep[ranked[0]] = True
+    order = ranked if params.top_k or params.top_p < 1.0 else np.arange(len(mass))
+    left = np.where(keep, mass, 0.0)[order]
+    return order, left / left.sum()
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_token_is_where_its_number_falls_in_the_distribution_that_is_left(cut):
+    rows = wide_rows(48)
+    draws = [draw(temperature=0.9, seed=at, **cut) for at in range(48)]
+    for row, each, got in zip(rows, draws, sample(rows, draws), strict=True):
+        order, shares = reference(row, each.params)
+        (at,) = np.flatnonzero(order == got.token)
+        above, u = shares[: at + 1].sum(), uniform(each.params.seed, 0)
+        assert above - shares[at] - 1e-5 <= u <= above + 1e-5
+        # Rounding may move the edge of a cut by a token, not more.
+        assert shares[at] > 0 or shares[max(at - 1, 0)] > 0
+
+
+def test_a_token_does_not_depend_on_how_the_rows_beside_it_are_cut():
+    rows = wide_rows(60)
+    draws = [draw(temperature=1.3, seed=at, **CUTS[at % len(CUTS)]) for at in range(60)]
+    together = [each.token for each in sample(rows, draws)]
+    assert together == [sample(rows[at : at + 1], draws[at : at + 1])[0].token for at in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("cut", "without"),
+    [(dict(), "sort topk"), (dict(min_p=0.1), "sort topk"), (dict(top_k=40), "sort"), (dict(top_p=0.9), "sort")],
+    ids=str,
+)
+def test_the_vocabulary_is_sorted_only_where_a_row_needs_it(cut, without, monkeypatch):
+    for name in without.split():
         monkeypatch.delattr(torch, name)
-    found = Counter(pick_by_kind(row.expand(4000, -1), draws).tolist())
-    for token, share in enumerate(torch.softmax(row[0], -1).tolist()):
-        assert found[token] / 4000 == pytest.approx(share, abs=0.03)
-    assert 0 <= int(pick_by_kind(torch.full((1, VOCAB), math.nan), draws[:1])) < VOCAB
+    rows = wide_rows(48)[2::3]
+    assert len({each.token for each in sample(rows, [draw(temperature=1.0, seed=at, **cut) for at in range(16)])}) > 1
+
+
+def test_a_draw_just_below_one_takes_a_token_that_has_mass(monkeypatch):
+    monkeypatch.setattr("runtime.engine.sampling.sampler.uniform", lambda seed, index: 1.0 - 2.0**-53)
+    rows = torch.full((2, VOCAB), -math.inf)
+    rows[0, [2, 5]], rows[1, 3] = 1.0, 0.0
+    for cut in (dict(), dict(top_p=0.9), dict(min_p=0.1), dict(top_k=4)):
+        draws = [draw(temperature=1.0, **cut)] * 2
+        assert [each.token for each in sample(rows, draws)] == [5, 3], cut
+
+
+def test_a_row_of_nan_gets_a_token_of_the_vocabulary():
+    for cut in CUTS:
+        row = torch.full((1, WIDE), math.nan)
+        assert 0 <= sample(row, [draw(temperature=1.0, **cut)])[0].token < WIDE
 
 
 class Blocking:
