@@ -27,8 +27,8 @@ from runtime.engine.dense.padding_stats import IdleCounts
 from runtime.engine.dense.prompt_thread import PromptThread
 from runtime.engine.dense.saved_pages import as_pages, from_pages
 from runtime.engine.models.registry import ModelRegistry
+from runtime.engine.sampling.choice import TokenChoice
 from runtime.engine.sampling.output import Outcome
-from runtime.engine.sampling.sampler import Largest
 from runtime.engine.step.runner import StepRun
 from runtime.engine.tensors.convert import array_of, joined, likeness
 from runtime.kv.pool import PageSizes
@@ -83,9 +83,9 @@ class DenseEngine:
         return sum(lane.pages for lane in self._lanes.values())
 
     @property
-    def largest(self) -> Largest:
-        """The device's function for the most likely tokens, with which greedy rows are sampled."""
-        return self._registry.units.operations.largest
+    def choice(self) -> TokenChoice:
+        """How the device chooses tokens."""
+        return self._registry.units.operations
 
     def load(self, stage: Stage) -> ModelSpec:
         """Load a chain and return its spec; return at once if it is loaded already.
@@ -383,7 +383,7 @@ class _DenseStep:
     def _execute(self, batches: Mapping[str, PaddedBatch]) -> None:
         self._engine.peak_pages = max(self._engine.peak_pages, self._engine.pages_used)
         run = self._engine.step_run(batches)
-        self._outcomes.append(run.execute(self._engine.largest))
+        self._outcomes.append(run.execute(self._engine.choice))
         self.segments.extend(run.segments)
         for name, batch in batches.items():
             self.idle = self.idle.plus(self._lanes[name].counts(batch))

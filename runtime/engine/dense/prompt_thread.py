@@ -140,7 +140,7 @@ class PromptThread:
             if own is not None and ready is not None:
                 own.wait_stream(ready)
             run = StepRun({name: batch.rows}, DenseContexts({name: batch}, self._own), self._units.device, self._trace)
-            outcome = run.execute(self._units.operations.largest)
+            outcome = run.execute(self._units.operations)
             if own is not None:
                 own.synchronize()  # the next step reads the K and V
         return outcome, run.segments

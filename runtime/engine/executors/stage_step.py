@@ -107,7 +107,7 @@ def stepped(
     if logits is not None:
         return Begun(plan.step, begin, *_replayed(batches, units, logits, stays, before))
     run = eager(batches, units, pool, trace, watch)
-    sampling = run.sample(units.operations.largest, before)
+    sampling = run.sample(units.operations, before)
     if decode_reuse is not None and not away:
         sampling.read()
         decode_reuse.remember_step(plan, batches, run)
@@ -146,7 +146,7 @@ def _replayed(
     before: Sampling | None,
 ) -> tuple[Sampling, ReusedStep]:
     wanted = {name: wanted_of(batch) for name, batch in batches.items()}
-    sampling = sampling_of(batches, wanted, made, units.operations.largest, before)
+    sampling = sampling_of(batches, wanted, made, units.operations, before)
     # Cloned: the next replay overwrites the buffers, possibly before the next stage has read them.
     behind = {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}
     return sampling, ReusedStep(_NOTHING, _outputs(batches, behind, stays))

@@ -8,6 +8,7 @@ state between calls; a call writes to a new tensor, or in place where its name e
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_int64
 
 import torch
@@ -46,12 +47,8 @@ class Kernels:
         self._threads = threads
         self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
-        self._keep, self._decode, self._chunks, self._argmax = (
-            found.zoo_keep,
-            found.zoo_decode,
-            found.zoo_chunks,
-            found.zoo_argmax,
-        )
+        self._keep, self._decode, self._chunks = found.zoo_keep, found.zoo_decode, found.zoo_chunks
+        self._argmax, self._sampled = found.zoo_argmax, found.zoo_sampled
         self._layers, self._onward = found.zoo_layers, found.zoo_onward
         self.panel, self.coded_panel = int(found.zoo_panel()), int(found.zoo_coded_panel())
         number = int(found.zoo_products())
@@ -375,6 +372,19 @@ class Kernels:
         x = _rows_of(x, x.shape[-1])
         out = torch.empty(x.shape[0], dtype=torch.int64)
         self._argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self.threads)
+        return out
+
+    def sampled(self, x: Tensor, columns: Sequence[Tensor]) -> Tensor:
+        """Return one token for each row of x [rows, width], as `engine.sampling.choice.stock_sampled`.
+
+        `columns`: [rows] temperature, top_k, top_p, min_p, numbers in float32, int64, float32, float32, float64. Raises
+        MemoryError.
+        """
+        x = _rows_of(x, x.shape[-1])
+        out = torch.empty(x.shape[0], dtype=torch.int64)
+        pointers = [each.data_ptr() for each in columns]
+        if self._sampled(x.data_ptr(), x.shape[0], x.shape[1], *pointers, out.data_ptr(), self.threads):
+            raise MemoryError(f"no memory to sample {x.shape[0]} rows of {x.shape[1]} logits")
         return out
 
 

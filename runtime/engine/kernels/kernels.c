@@ -55,4 +55,5 @@ enum { PLAIN = 0, GATED_SILU = 1, ROUNDED = 2 };
 #include "csrc/prompt_attention.c"
 #include "csrc/layers.c"
 #include "csrc/argmax.c"
+#include "csrc/sampling.c"
 #include "csrc/peaks.c"

@@ -102,6 +102,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_layers": (c_void_p, c_void_p, c_int64, c_void_p, c_int),
     "zoo_onward": (c_void_p,),
     "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
+    "zoo_sampled": (c_void_p, c_int64, c_int64, *[c_void_p] * 6, c_int),
 }
 RETURNS: dict[str, Any] = {
     "zoo_panel": c_int64,
@@ -114,6 +115,7 @@ RETURNS: dict[str, Any] = {
     "zoo_decode": c_int,
     "zoo_chunks": c_int,
     "zoo_adapt": c_int,
+    "zoo_sampled": c_int,
     "zoo_layers": c_int,
     "zoo_onward": c_int,
 }

@@ -20,7 +20,7 @@ from runtime.engine.adapters.bottleneck import BottleneckRows
 from runtime.engine.kernels.bindings import Kernels, back_to_back
 from runtime.engine.kernels.linear_groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
 from runtime.engine.layers.linear import SharedLinear
-from runtime.engine.sampling.sampler import stock_largest
+from runtime.engine.sampling.choice import SamplingColumns, StockChoice, TokenChoice
 from runtime.engine.step.context import ForwardContext
 
 #: x [1, tokens, in] -> each layer's output [1, tokens, out], which the caller may write to.
@@ -37,7 +37,7 @@ class Onto(Protocol):
     ) -> Tensor: ...
 
 
-class Operations(Protocol):
+class Operations(TokenChoice, Protocol):
     """The operations of fused layers, over hidden states [1, tokens, width] and heads [tokens, heads, head_dim]."""
 
     def norm(self, stock: Any) -> nn.Module:
@@ -65,10 +65,6 @@ class Operations(Protocol):
         """Round contiguous float32 values to bfloat16, in place; return x."""
         ...
 
-    def largest(self, logits: Tensor) -> Tensor:
-        """`engine.sampling.sampler.Largest`."""
-        ...
-
 
 class StockNorm(nn.Module):
     """RMSNorm in one operation in float32.
@@ -87,7 +83,7 @@ class StockNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), weight, float(self.stock.variance_epsilon))
 
 
-class StockOperations:
+class StockOperations(StockChoice):
     """Torch's own operations, on any device and in any dtype."""
 
     def norm(self, stock: Any) -> nn.Module:
@@ -118,9 +114,6 @@ class StockOperations:
 
     def round_(self, x: Tensor) -> Tensor:
         return x.copy_(x.to(torch.bfloat16))
-
-    def largest(self, logits: Tensor) -> Tensor:
-        return stock_largest(logits)
 
 
 class NativeNorm(StockNorm):
@@ -187,4 +180,9 @@ class NativeOperations(StockOperations):
         return self.kernels.round_(x)
 
     def largest(self, logits: Tensor) -> Tensor:
-        return self.kernels.argmax(logits) if logits.dtype == torch.float32 else stock_largest(logits)
+        return self.kernels.argmax(logits) if logits.dtype == torch.float32 else super().largest(logits)
+
+    def sampled(self, logits: Tensor, by: SamplingColumns) -> Tensor:
+        if logits.dtype != torch.float32:
+            return super().sampled(logits, by)
+        return self.kernels.sampled(logits, by.tensors(logits.device))

@@ -12,6 +12,7 @@ import msgspec
 from torch import Tensor
 
 from runtime.engine.models.loaded import Held
+from runtime.engine.sampling.choice import TokenChoice
 from runtime.engine.sampling.row_request import (
     PartScores,
     PooledStates,
@@ -21,7 +22,7 @@ from runtime.engine.sampling.row_request import (
     pooled_tokens,
     prompt_part,
 )
-from runtime.engine.sampling.sampler import Drawn, Largest, draw, reads_output, stock_largest
+from runtime.engine.sampling.sampler import STOCK, Drawn, draw, reads_output
 from runtime.engine.step.batch import ModelBatch
 from runtime.kv.transfers import put
 from runtime.types import PromptLogprobs, Row, Sampled
@@ -126,7 +127,7 @@ def sampling_of(
     batches: Mapping[str, ModelBatch],
     wanted: Mapping[str, Sequence[WantedLogits]],
     logits: Mapping[str, Tensor],
-    largest: Largest = stock_largest,
+    choice: TokenChoice = STOCK,
     before: Sampling | None = None,
 ) -> Sampling:
     """Sample every model's rows.
@@ -141,7 +142,7 @@ def sampling_of(
     for name, batch in batches.items():
         scored = [want for want in wanted[name] if want.pooled is None]
         if scored:
-            _finish(name, batch, scored, logits[name], largest, before, made)
+            _finish(name, batch, scored, logits[name], choice, before, made)
     return made
 
 
@@ -150,7 +151,7 @@ def _finish(
     batch: ModelBatch,
     wanted: Sequence[WantedLogits],
     logits: Tensor,
-    largest: Largest,
+    choice: TokenChoice,
     before: Sampling | None,
     made: Sampling,
 ) -> None:
@@ -174,4 +175,4 @@ def _finish(
     ):
         before.read()
     picked = logits if len(chosen) == logits.shape[0] else logits[put(chosen, logits.device)]
-    made.add(name, draw(picked, [draw_of(batch.model, row) for row in rows], largest), held)
+    made.add(name, draw(picked, [draw_of(batch.model, row) for row in rows], choice), held)

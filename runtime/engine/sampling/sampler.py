@@ -7,8 +7,8 @@ Log-probabilities are of the raw logits; of a row with a grammar, of its masked 
 Sampled tokens stay on the device until they are read, so the next step can start from them before the host has seen
 them. Only penalties read tokens on the host, and wait for them.
 
-A draw inverts the cumulative distribution at a number that depends only on (seed, index of the token). So a sequence
-samples the same tokens in any batch, and continues identically after a preemption.
+A draw's number depends only on (seed, index of the token). So a sequence samples the same tokens in any batch, and
+continues identically after a preemption.
 """
 
 from __future__ import annotations
@@ -24,22 +24,13 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from runtime.engine.sampling.choice import SamplingColumns, StockChoice, TokenChoice
 from runtime.engine.sampling.constraints import Constraint
 from runtime.kv.transfers import Fetch, put
 from runtime.types import Logprob, Sampled, SamplingParams
 
-#: Tokens that a row with top-k of at most so many, or with top-p, ranks, whatever its own number: the sums of its cut
-#: must not depend on other rows.
-_RANKED = 1024
-
-#: Logits [rows, vocabulary] in float32 -> [rows], the index of each row's first maximum; in a row with NaN, of the
-#: first NaN.
-Largest = Callable[[Tensor], Tensor]
-
-
-def stock_largest(logits: Tensor) -> Tensor:
-    """`Largest` with torch's argmax."""
-    return torch.argmax(logits, dim=-1)
+#: How tokens are chosen without kernels.
+STOCK = StockChoice()
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
@@ -90,26 +81,29 @@ class Drawn:
         return out
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest) -> list[Sampled]:
+def sample(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice = STOCK) -> list[Sampled]:
     """Sample one token per row and read them at once. Arguments as `draw`."""
-    return draw(logits, draws, largest).read()
+    return draw(logits, draws, choice).read()
 
 
-def draw(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest) -> Drawn:
+def draw(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice = STOCK) -> Drawn:
     """Sample one token per row.
 
     Args:
         logits: [rows, vocabulary] in any float dtype; not modified.
         draws: one per row.
-        largest: the argmax function for greedy rows.
+        choice: how the device chooses tokens.
     """
     raw = _constrained(logits.float(), draws)
     shaped = _shape(raw, draws)
-    tokens = largest(shaped)
     picked = [row for row, draw in enumerate(draws) if not draw.params.greedy]
-    if picked:
-        index = put(picked, logits.device)
-        tokens[index] = _pick(shaped[index], [draws[row] for row in picked])
+    if len(picked) == len(draws):
+        tokens = choice.sampled(shaped, _columns(draws))
+    else:
+        tokens = choice.largest(shaped)
+        if picked:
+            index = put(picked, logits.device)
+            tokens[index] = choice.sampled(shaped[index], _columns([draws[row] for row in picked]))
     return Drawn(draws, tokens, Fetch(tokens), _scores(raw, tokens, draws))
 
 
@@ -178,111 +172,15 @@ def _penalise_(row: Tensor, draw: Draw) -> None:
         row[ids] -= p.frequency_penalty * counts + p.presence_penalty
 
 
-def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Sample from the truncated distributions: logits [rows, vocabulary] -> token ids [rows].
-
-    A sort of the vocabulary takes more time than all else here, so each row goes the cheapest way that its own
-    parameters allow. Its way, and so its token, does not depend on the rows beside it.
-    """
-    ways: dict[Callable[[Tensor, Sequence[Draw]], Tensor], list[int]] = {}
-    for row, draw in enumerate(draws):
-        ways.setdefault(_way_for(draw.params, logits.is_cuda), []).append(row)
-    if len(ways) == 1:
-        return next(iter(ways))(logits, draws)
-    tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
-    for way, rows in ways.items():
-        index = put(rows, logits.device)
-        tokens[index] = way(logits[index], [draws[row] for row in rows])
-    return tokens
-
-
-def _way_for(params: SamplingParams, cuda: bool) -> Callable[[Tensor, Sequence[Draw]], Tensor]:
-    if params.top_k > _RANKED:
-        return _pick_sorted
-    if params.top_k:
-        return _pick_ranked
-    if params.top_p >= 1.0:
-        return _pick_unranked
-    return _pick_sorted if cuda else _pick_nucleus  # whether the best tokens suffice is read on the host
-
-
-def _pick_unranked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Sample from whole distributions, or from what min-p leaves of them, in the order of the vocabulary."""
-    probabilities = torch.softmax(_tempered(logits, draws), dim=-1)
-    if any([draw.params.min_p for draw in draws]):  # noqa: C419  # as everywhere in a step
-        min_p = put([draw.params.min_p for draw in draws], logits.device, torch.float32)[:, None]
-        least = min_p * probabilities.amax(-1, keepdim=True)
-        probabilities = probabilities.masked_fill_(probabilities < least, 0.0)
-    return _place(probabilities.double().cumsum(-1), draws).clamp_(max=logits.shape[1] - 1)[:, 0]  # a row of NaN: any
-
-
-def _pick_ranked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Sample from the `_RANKED` best tokens, cut by each row's parameters."""
-    return _pick_cut(*_best(_tempered(logits, draws)), draws)
-
-
-def _pick_nucleus(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Sample from the best tokens whose mass is top-p: they are among the `_RANKED` best ones, or all are sorted."""
-    probabilities, ids = _best(_tempered(logits, draws))
-    mass = probabilities.cumsum(-1)[:, -1].tolist()
-    tokens = _pick_cut(probabilities, ids, draws)
-    wide = [row for row, draw in enumerate(draws) if not mass[row] >= draw.params.top_p]
-    if wide:
-        tokens[wide] = _pick_sorted(logits[wide], [draws[row] for row in wide])
-    return tokens
-
-
-def _best(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities of the `_RANKED` best tokens of each row, best first, and their ids."""
-    best = torch.topk(scaled, min(_RANKED, scaled.shape[1]), dim=-1)
-    return torch.exp(best.values - torch.logsumexp(scaled, dim=-1, keepdim=True)), best.indices
-
-
-def _pick_sorted(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Sample from all tokens, cut by each row's parameters."""
-    order = torch.sort(_tempered(logits, draws), dim=-1, descending=True, stable=True)
-    return _pick_cut(torch.softmax(order.values, dim=-1), order.indices, draws)
-
-
-def _pick_cut(probabilities: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Sample from ranked tokens [rows, ranked]: their probabilities, in descending order, and their ids."""
-    kept = torch.where(_cut(probabilities, draws), torch.zeros_like(probabilities), probabilities)
-    place = _place(kept.double().cumsum(-1), draws)
-    last = ((kept > 0).sum(-1, keepdim=True) - 1).clamp_(min=0)  # a row of NaN keeps no token
-    return ids.gather(1, torch.minimum(place, last))[:, 0]
-
-
-def _tempered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    return logits / put([draw.params.temperature for draw in draws], logits.device, torch.float32)[:, None]
-
-
-def _place(cumulated: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return where each row's own random number falls [rows, 1]. In float64: the draw must not depend on rounding."""
-    numbers = [uniform(draw.params.seed, draw.generated) for draw in draws]
-    u = put(numbers, cumulated.device, torch.float64)[:, None]
-    # The product is below the whole mass, however it is rounded: u is at most 1 - 2**-53. So the token has some mass.
-    return torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
-
-
-def _cut(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return True where top-k, top-p or min-p drop a token; the first token is always kept.
-
-    `probabilities` are sorted in descending order.
-    """
-    device, width = probabilities.device, probabilities.shape[1]
-    rank = torch.arange(width, device=device)
-    top_k = put([draw.params.top_k for draw in draws], device)[:, None]
-    top_p = put([draw.params.top_p for draw in draws], device, torch.float32)[:, None]
-    min_p = put([draw.params.min_p for draw in draws], device, torch.float32)[:, None]
-    drop = (rank >= top_k) & (top_k > 0)
-    left = torch.where(drop, torch.zeros_like(probabilities), probabilities)
-    cumulated = left.cumsum(-1)  # not a sum as well: torch sums a long row in another order if it is alone
-    # Of the mass that top-k leaves; without top-k of all, of which only the best may be here.
-    whole = torch.where(top_k > 0, cumulated[:, -1:], 1.0)
-    before = (cumulated - left) / whole
-    drop = drop | ((before >= top_p) & (top_p < 1.0)) | (probabilities < min_p * probabilities[:, :1])
-    drop[:, 0].fill_(False)
-    return drop
+def _columns(draws: Sequence[Draw]) -> SamplingColumns:
+    params = [draw.params for draw in draws]
+    return SamplingColumns(
+        [each.temperature for each in params],
+        [each.top_k for each in params],
+        [each.top_p for each in params],
+        [each.min_p for each in params],
+        [uniform(draw.params.seed, draw.generated) for draw in draws],
+    )
 
 
 def _scores(raw: Tensor, tokens: Tensor, draws: Sequence[Draw]) -> Mapping[int, Callable[[], RowLogprobs]]:

@@ -246,7 +246,7 @@ class _Course:
         batches = {part.model.spec.name: _batch(part, mine) for part in self._parts}
         wanted = {name: wanted_of(batch) for name, batch in batches.items()}
         apart = {part.model.spec.name: logits[0, part.lo : part.hi] for part in self._parts}
-        return ReusedStep(sampling_of(batches, wanted, apart, units.operations.largest).read())
+        return ReusedStep(sampling_of(batches, wanted, apart, units.operations).read())
 
     def _now(self) -> list[int]:
         """Return the versions of the page tables, which grow with every change."""

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from runtime.chains import LayerWatch
 from runtime.engine.models.components import SharedComponent
+from runtime.engine.sampling.choice import TokenChoice
 from runtime.engine.sampling.output import Outcome, Sampling, picks_of, sampling_of, wanted_of
 from runtime.engine.sampling.row_request import PooledStates
-from runtime.engine.sampling.sampler import Largest, stock_largest
+from runtime.engine.sampling.sampler import STOCK
 from runtime.engine.step.batch import ContextSource, ModelBatch, RowChunk, StepProgram, adapter_spans
 from runtime.engine.step.context import AdapterMix, ForwardContext, Kept, PagedMetadata, running
 from runtime.engine.step.probing import StepProbes
@@ -123,18 +124,18 @@ class StepRun:
         self._hidden = {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
         self._logits: dict[str, Tensor] = {}
 
-    def execute(self, largest: Largest = stock_largest) -> Outcome:
-        """Run every segment, sample, and wait for the tokens. `largest`: finds the tokens of greedy rows."""
-        return self.sample(largest).read()
+    def execute(self, choice: TokenChoice = STOCK) -> Outcome:
+        """Run every segment, sample, and wait for the tokens. `choice`: how tokens are chosen."""
+        return self.sample(choice).read()
 
-    def sample(self, largest: Largest = stock_largest, before: Sampling | None = None) -> Sampling:
+    def sample(self, choice: TokenChoice = STOCK, before: Sampling | None = None) -> Sampling:
         """Run every segment and sample, without waiting for the tokens.
 
         Args:
-            largest: Finds the tokens of greedy rows.
+            choice: How tokens are chosen.
             before: Sampling of the step before (`engine.sampling.output`).
         """
-        made = sampling_of(self._batches, self._wanted, self.forward(), largest, before)
+        made = sampling_of(self._batches, self._wanted, self.forward(), choice, before)
         made.add_prompt(self.pooled)
         return made
 

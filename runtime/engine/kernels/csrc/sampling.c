@@ -1,0 +1,138 @@
+/* Draws from truncated distributions without a sort; included by kernels.c.
+ *
+ * The weights of a row are exp((logit - highest) / temperature), the highest being 1. What top-k, top-p and min-p leave
+ * are the weights of at least some threshold, those that equal it included. One number in [0, 1) is looked up in the
+ * cumulated weights that are left, in the order of the vocabulary.
+ */
+
+/* Weights whose sum is kept, so that a draw reads the row once and one span again. */
+#define SPAN (64 * VL)
+
+INLINE int any_of(ivec mask)
+{
+    int any = 0;
+    for (int j = 0; j < VL; j++) any |= mask[j];
+    return any;
+}
+
+/* The sum of the weights of at least `least`, and those of the spans of w [width], which is a multiple of SPAN. */
+static double sums_of(const float *w, int64_t width, float least, double *sums)
+{
+    double all = 0.0;
+    for (int64_t from = 0; from < width; from += SPAN) {
+        vec made[4] = {{0}};
+        for (int64_t i = from; i < from + SPAN; i += 4 * VL)
+            for (int j = 0; j < 4; j++) {
+                vec v = *(const vec *)(w + i + j * VL);
+                made[j] += pick((ivec)(v >= broadcast(least)), v, (vec){0});
+            }
+        sums[from / SPAN] = sum_of((made[0] + made[1]) + (made[2] + made[3]));
+        all += sums[from / SPAN];
+    }
+    return all;
+}
+
+/* The largest weight for which the weights of at least as much amount to `goal`: are so many, or, if `mass`, so much in
+ * sum. 0 if all together do not. Weights below `floor` are known to be below the result. `beyond`: what they amount to
+ * beyond the goal, because weights are equal.
+ *
+ * The bits of weights in [0, 1] are in the order of the weights, so three histograms find the result, each over ten bits
+ * of those weights that have the bits found before. */
+static float threshold_of(const float *w, int64_t width, double goal, int mass, float floor, double *beyond)
+{
+    enum { DIGIT = 10, DIGITS = 1 << DIGIT };
+    double amount[DIGITS], above = 0.0;
+    union { uint32_t bits; float value; } found = {0}, end = {.value = 2.0f}, each;
+    for (int shift = 2 * DIGIT; shift >= 0; shift -= DIGIT) {
+        const float from = found.value > floor ? found.value : floor;
+        memset(amount, 0, sizeof amount);
+        for (int64_t i = 0; i < width; i += VL) {
+            vec v = *(const vec *)(w + i);
+            ivec within = (ivec)(v >= broadcast(from)) & (ivec)(v < broadcast(end.value));
+            if (!any_of(within)) continue;
+            for (int j = 0; j < VL; j++)
+                if (within[j]) {
+                    each.value = v[j];
+                    amount[(each.bits >> shift) & (DIGITS - 1)] += mass ? (double)v[j] : 1.0;
+                }
+        }
+        uint32_t digit = DIGITS - 1;
+        for (; digit > 0 && above + amount[digit] < goal; digit--) above += amount[digit];
+        end.bits = found.bits + ((digit + 1) << shift);
+        found.bits += digit << shift;
+        *beyond = above + amount[digit] - goal;
+    }
+    return found.value;
+}
+
+/* The place in w [width] at which the cumulated weights of at least `least` exceed u of their sum. */
+static int64_t index_of(const float *w, int64_t width, float least, double u, double *sums)
+{
+    double goal = u * sums_of(w, width, least, sums), made = 0.0;
+    int64_t span = 0, place = 0;
+    for (; span < width / SPAN - 1 && made + sums[span] <= goal; span++) made += sums[span];
+    for (int64_t i = span * SPAN; i < (span + 1) * SPAN; i++)
+        if (w[i] > 0.0f && w[i] >= least) {
+            place = i; /* the last one that is left, where rounding has made the sum of the span larger */
+            made += w[i];
+            if (made > goal) break;
+        }
+    return place;
+}
+
+/* One token for each row of x [rows, width]: `out` [rows]. Of each row: a temperature above 0, top_k (0 for all), top_p,
+ * min_p, and u in [0, 1). Of a row without a finite highest logit the first that equals it, else 0. Returns 0, or -1
+ * without memory. */
+int zoo_sampled(const float *x, int64_t rows, int64_t width, const float *temperature, const int64_t *top_k, const float *top_p,
+                const float *min_p, const double *u, int64_t *out, int threads)
+{
+    const int64_t padded = (width + SPAN - 1) / SPAN * SPAN;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows * width > 16384)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = x + r * width;
+        float *w = malloc((size_t)padded * sizeof *w + (size_t)(padded / SPAN) * sizeof(double));
+        out[r] = w ? 0 : -1;
+        if (!w) continue;
+        double *sums = (double *)(w + padded);
+        vec best = broadcast(-INFINITY);
+        int64_t i = 0;
+        for (; i + VL <= width; i += VL) {
+            vec v = *(const vec *)(row + i);
+            best = pick((ivec)(v > best), v, best);
+        }
+        float most = max_of(best);
+        for (; i < width; i++) most = row[i] > most ? row[i] : most;
+        const float scale = 1.0f / temperature[r];
+        for (i = 0; i + VL <= width; i += VL)
+            *(vec *)(w + i) = exp_of((*(const vec *)(row + i) - most) * scale);
+        for (; i < padded; i += VL) {
+            vec v = {0};
+            for (int j = 0; j < VL; j++) v[j] = i + j < width ? row[i + j] : -INFINITY;
+            *(vec *)(w + i) = exp_of((v - most) * scale);
+        }
+        if (most - most != 0.0f) {
+            for (i = 0; i < width; i++)
+                if (row[i] == most) {
+                    out[r] = i;
+                    break;
+                }
+            free(w);
+            continue;
+        }
+        double ties = 0.0, unused;
+        float ranked = top_k[r] > 0 && top_k[r] < width ? threshold_of(w, padded, (double)top_k[r], 0, 0.0f, &ties) : 0.0f;
+        float least = min_p[r] > ranked ? min_p[r] : ranked;
+        if (top_p[r] < 1.0f) {
+            /* Weights below the floor are together less than top-p leaves out. */
+            const double whole = sums_of(w, padded, ranked, sums) - ties * ranked, share = top_p[r];
+            const float floor = (float)(0.5 * (1.0 - share) * whole / (double)width);
+            float nucleus = threshold_of(w, padded, share * whole, 1, floor, &unused);
+            least = nucleus > least ? nucleus : least;
+        }
+        out[r] = index_of(w, padded, least, u[r], sums);
+        free(w);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        if (out[r] < 0) return -1;
+    return 0;
+}
