@@ -33,25 +33,34 @@ class GrammarState:
         self._matcher: LLMatcher | None = None
         self._consumed: list[int] = []
 
-    def blocked(self, output: Sequence[int]) -> NDArray[np.bool_]:
-        """Return which tokens may not follow the output: [logits].
+    def allowed(self, output: Sequence[int]) -> NDArray[np.uint32]:
+        """Return which tokens may follow the output: [ceil(logits / 32)], token t in bit t % 32 of word t // 32.
 
         Where the grammar's limits are reached, or the output is not one of the grammar, only the ends may follow: the
         frontend then reports that the answer is not complete (`runtime.frontend.choice`).
         """
         try:
             matcher = self._follow(output)
-            allowed = None if matcher.is_error() else matcher.compute_bitmask()
-            if allowed is not None and not matcher.is_error() and any(allowed):
-                bits = np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little")[: self._size]
-                blocked = np.ones(self._size, np.bool_)
-                np.equal(bits, 0, out=blocked[: len(bits)])
-                return blocked
+            bits = None if matcher.is_error() else matcher.compute_bitmask()
+            if bits is not None and not matcher.is_error():
+                words = np.frombuffer(bits, "<u4")
+                if words.any():
+                    return self._sized(words)
         except GrammarRefused:
             pass
-        blocked = np.ones(self._size, np.bool_)
-        blocked[list(self._ends)] = False
-        return blocked
+        words = self._sized(np.empty(0, np.uint32))
+        for token in self._ends:
+            words[token // 32] |= np.uint32(1 << token % 32)
+        return words
+
+    def _sized(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return as many words as the logits take: the vocabulary may have fewer tokens."""
+        out = np.zeros(-(-self._size // 32), np.uint32)
+        count = min(len(out), len(words))
+        out[:count] = words[:count]
+        if self._size % 32:
+            out[-1] &= np.uint32((1 << self._size % 32) - 1)
+        return out
 
     def _follow(self, output: Sequence[int]) -> LLMatcher:
         """Return the matcher behind the output. Raises GrammarRefused."""

@@ -8,15 +8,18 @@ state between calls; a call writes to a new tensor, or in place where its name e
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_int64
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.kernels.build import PATHS, Build, NoKernels, library
 from runtime.engine.kernels.operands import SCALE_ROWS, Lows, OnwardRows, Parts, Pool, PromptChunks, Widths
 from runtime.engine.kernels.signatures import RETURNS, SIGNATURES, Half, PagesData, StepData
+from runtime.kv.transfers import put
 
 _PLAIN, _GATED_SILU = 0, 1
 
@@ -48,7 +51,7 @@ class Kernels:
         self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._chunks = found.zoo_keep, found.zoo_decode, found.zoo_chunks
-        self._argmax, self._sampled = found.zoo_argmax, found.zoo_sampled
+        self._allow, self._argmax, self._sampled = found.zoo_allow, found.zoo_argmax, found.zoo_sampled
         self._layers, self._onward = found.zoo_layers, found.zoo_onward
         self.panel, self.coded_panel = int(found.zoo_panel()), int(found.zoo_coded_panel())
         number = int(found.zoo_products())
@@ -366,6 +369,17 @@ class Kernels:
         """
         if self._onward(rows.address):
             raise IndexError("a row has no page for its next token")
+
+    def allow_(self, x: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        """Set to minus infinity what a row's mask does not allow, in contiguous x [rows, width].
+
+        `masks`: as `engine.sampling.choice.TokenChoice.allow_`, contiguous.
+        """
+        rows = put(list(masks), x.device)
+        addresses = put([words.ctypes.data for words in masks.values()], x.device)
+        counts = put([len(words) for words in masks.values()], x.device)
+        tables = (rows.data_ptr(), addresses.data_ptr(), counts.data_ptr())
+        self._allow(x.data_ptr(), x.shape[1], len(masks), *tables, self.threads)
 
     def argmax(self, x: Tensor) -> Tensor:
         """Return the index of the first maximum of each row of x [rows, width]; in a row with NaN, of the first NaN."""

@@ -101,6 +101,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     "zoo_layers": (c_void_p, c_void_p, c_int64, c_void_p, c_int),
     "zoo_onward": (c_void_p,),
+    "zoo_allow": (c_void_p, c_int64, c_int64, *[c_void_p] * 3, c_int),
     "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_sampled": (c_void_p, c_int64, c_int64, *[c_void_p] * 6, c_int),
 }

@@ -9,11 +9,13 @@ group's outputs, or the layers run one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runtime.engine.adapters.bottleneck import BottleneckRows
@@ -178,6 +180,12 @@ class NativeOperations(StockOperations):
 
     def round_(self, x: Tensor) -> Tensor:
         return self.kernels.round_(x)
+
+    def allow_(self, logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        if logits.dtype == torch.float32 and logits.is_contiguous():
+            self.kernels.allow_(logits, masks)
+        else:
+            super().allow_(logits, masks)
 
     def largest(self, logits: Tensor) -> Tensor:
         return self.kernels.argmax(logits) if logits.dtype == torch.float32 else super().largest(logits)

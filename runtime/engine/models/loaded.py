@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runtime.chains import Stage
 from runtime.engine.models.components import SharedComponent
-from runtime.engine.sampling.constraints import Constraint, Constraints
+from runtime.engine.sampling.constraints import Constraint, Constraints, prepare_masks
 from runtime.kv.transfers import put
 from runtime.loans import with_change
 from runtime.types import ALL_LAYERS, AWAY, CameBack, ModelSpec, PlaceChange, SentAway, SequenceRequest
@@ -182,7 +182,7 @@ class LoadedModel:
         if request.sampling.grammar and self.constraints is not None and self.has_head:
             held.constraint = self.constraints.open(self.manifest, self.spec, request.sampling)
             if held.constraint is not None:
-                held.constraint.prepare(output)
+                prepare_masks([(held.constraint, output)])
 
     def change_place(self, one: PlaceChange) -> None:
         """Record that another device has page sets of a sequence, or no longer; one that is not open is ignored."""

@@ -7,11 +7,14 @@ row's own number. So a row's token depends on nothing beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.kv.transfers import put
@@ -53,6 +56,13 @@ class SamplingColumns:
 class TokenChoice(Protocol):
     """How a device chooses tokens."""
 
+    def allow_(self, logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        """Set to minus infinity in place what a row's mask does not allow, by row of logits [rows, vocabulary].
+
+        A mask has token t in bit t % 32 of word t // 32; tokens behind its end are not allowed.
+        """
+        ...
+
     def largest(self, logits: Tensor) -> Tensor:
         """Logits [rows, vocabulary] in float32 -> [rows], each row's first maximum; with NaN, the first NaN."""
         ...
@@ -65,11 +75,35 @@ class TokenChoice(Protocol):
 class StockChoice:
     """`TokenChoice` with torch."""
 
+    def allow_(self, logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        if not masks:
+            return
+        width = logits.shape[1]
+        # One operation for all rows: torch's threads would meet once per row, which costs more than the work.
+        blocked = np.zeros(logits.shape, np.bool_)
+        for row, words in masks.items():
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=min(width, 32 * len(words)))
+            np.equal(bits, 0, out=blocked[row, : len(bits)])
+            blocked[row, len(bits) :] = True
+        logits.masked_fill_(torch.from_numpy(blocked).to(logits.device), -math.inf)
+
     def largest(self, logits: Tensor) -> Tensor:
         return torch.argmax(logits, dim=-1)
 
     def sampled(self, logits: Tensor, by: SamplingColumns) -> Tensor:
         return stock_sampled(logits, by)
+
+
+def choose(logits: Tensor, sampled: Sequence[int], by: SamplingColumns, choice: TokenChoice) -> Tensor:
+    """Return a token for each row of logits [rows, vocabulary]: of the `sampled` rows a draw, else the highest."""
+    if not sampled:
+        return choice.largest(logits)
+    if len(sampled) == logits.shape[0]:
+        return choice.sampled(logits, by)
+    tokens = choice.largest(logits)
+    index = put(sampled, logits.device)
+    tokens[index] = choice.sampled(logits[index], by)
+    return tokens
 
 
 def stock_sampled(logits: Tensor, by: SamplingColumns) -> Tensor:

@@ -1,7 +1,7 @@
 """Constrain sequences to their grammars: masks of allowed tokens, computed on a thread of their own.
 
     opened, or a step's tokens read --prepare--> thread: grammar follows the tokens, next mask
-    next step's logits              --blocked--> the mask, usually ready since the model's layers took longer
+    next step's logits              --allowed--> the mask, usually ready since the model's layers took longer
 
 llguidance releases Python's lock while it works. A mask is a function of (grammar, output), so what the thread has
 prepared is used only for the same output, and anything else is computed anew.
@@ -23,6 +23,10 @@ from runtime.types import ModelSpec, SamplingParams
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
+#: A set of tokens: token t in bit t % 32 of word t // 32.
+Words = NDArray[np.uint32]
+#: The masks of one piece of work of the thread, and the place of one of them.
+PreparedMask = tuple[Future[list["Words | Exception"]], int]
 #: Vocabularies of which compiled grammars are kept.
 _VOCABULARIES = 8
 
@@ -34,25 +38,53 @@ class Constraint:
         self._make, self._thread = state, thread
         self._state: GrammarState | None = None
         self._prepared: tuple[int, ...] = ()
-        self._mask: Future[NDArray[np.bool_]] | None = None
+        self._mask: PreparedMask | None = None
 
-    def blocked(self, output: Sequence[int]) -> NDArray[np.bool_]:
-        """Return which tokens may not follow the output: [logits]. Raises what reading a vocabulary raises."""
-        mask, tokens = self._mask, tuple(output)
-        if mask is None or self._prepared != tokens:
-            mask = self.prepare(tokens)
-        return mask.result()
+    def allowed(self, output: Sequence[int]) -> Words:
+        """Return which tokens may follow the output (`runtime.grammars.state`).
 
-    def prepare(self, output: Sequence[int]) -> Future[NDArray[np.bool_]]:
-        """Begin the mask behind an output on the thread, in the order of the calls."""
-        self._prepared = tuple(output)
-        self._mask = self._thread.submit(self._compute, self._prepared)
-        return self._mask
+        Raises what reading a vocabulary raises.
+        """
+        tokens = tuple(output)
+        if self._mask is None or self._prepared != tokens:
+            prepare_masks([(self, tokens)])
+        if self._mask is None:
+            raise RuntimeError("the mask was not prepared")
+        masks, place = self._mask
+        found = masks.result()[place]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    def _compute(self, output: tuple[int, ...]) -> NDArray[np.bool_]:
+    def _compute(self, output: tuple[int, ...]) -> Words:
         if self._state is None:
             self._state = self._make()
-        return self._state.blocked(output)
+        return self._state.allowed(output)
+
+
+def prepare_masks(wanted: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
+    """Begin the masks behind outputs on the constraints' threads, in the order of the calls.
+
+    A thread gets all of a call in one piece: passing one on takes as long as computing a mask.
+    """
+    pieces: dict[ThreadPoolExecutor, list[tuple[Constraint, tuple[int, ...]]]] = {}
+    for constraint, output in wanted:
+        pieces.setdefault(constraint._thread, []).append((constraint, tuple(output)))
+    for thread, piece in pieces.items():
+        masks = thread.submit(_compute_masks, piece)
+        for place, (constraint, tokens) in enumerate(piece):
+            constraint._prepared, constraint._mask = tokens, (masks, place)
+
+
+def _compute_masks(piece: Sequence[tuple[Constraint, tuple[int, ...]]]) -> list[Words | Exception]:
+    """Return the masks; an error in place of one is that sequence's own."""
+    out: list[Words | Exception] = []
+    for constraint, output in piece:
+        try:
+            out.append(constraint._compute(output))
+        except Exception as error:  # raised where the mask is read
+            out.append(error)
+    return out
 
 
 class Constraints:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runtime.engine.models.loaded import Held
 from runtime.engine.sampling.choice import TokenChoice
+from runtime.engine.sampling.constraints import Constraint, prepare_masks
 from runtime.engine.sampling.row_request import (
     PartScores,
     PooledStates,
@@ -111,14 +112,16 @@ class Sampling:
         """
         if self._outcome is None:
             sampled: list[Sampled] = []
+            bound: list[tuple[Constraint, Sequence[int]]] = []
             for name, drawn in self._drawn.items():
                 told = drawn.read()
                 for held, draw, one in zip(self._held[name], drawn.draws, told, strict=True):
                     del held.output[draw.generated :]
                     held.output.append(one.token)
                     if held.constraint is not None:
-                        held.constraint.prepare(held.output)
+                        bound.append((held.constraint, held.output))
                 sampled.extend(told)
+            prepare_masks(bound)
             self._outcome = Outcome(tuple(sampled), tuple(part.read() for part in self._prompts))
         return self._outcome
 

@@ -19,12 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
 
-from runtime.engine.sampling.choice import SamplingColumns, StockChoice, TokenChoice
+from runtime.engine.sampling.choice import SamplingColumns, StockChoice, TokenChoice, choose
 from runtime.engine.sampling.constraints import Constraint
 from runtime.kv.transfers import Fetch, put
 from runtime.types import Logprob, Sampled, SamplingParams
@@ -90,34 +89,23 @@ def draw(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice = STOCK) -> 
     """Sample one token per row.
 
     Args:
-        logits: [rows, vocabulary] in any float dtype; not modified.
+        logits: [rows, vocabulary] in any float dtype; float32 ones are modified where rows have grammars.
         draws: one per row.
         choice: how the device chooses tokens.
     """
-    raw = _constrained(logits.float(), draws)
-    shaped = _shape(raw, draws)
-    picked = [row for row, draw in enumerate(draws) if not draw.params.greedy]
-    if len(picked) == len(draws):
-        tokens = choice.sampled(shaped, _columns(draws))
-    else:
-        tokens = choice.largest(shaped)
-        if picked:
-            index = put(picked, logits.device)
-            tokens[index] = choice.sampled(shaped[index], _columns([draws[row] for row in picked]))
+    raw = logits.float()
+    _allow_(raw, draws, choice)
+    sampled = [row for row, draw in enumerate(draws) if not draw.params.greedy]
+    by = columns_of([draws[row].params for row in sampled], [draws[row].generated for row in sampled])
+    tokens = choose(_shape(raw, draws), sampled, by, choice)
     return Drawn(draws, tokens, Fetch(tokens), _scores(raw, tokens, draws))
 
 
-def _constrained(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return the logits with minus infinity where a row's grammar forbids a token; without grammars the input."""
-    if all([draw.constraint is None for draw in draws]):  # noqa: C419  # as everywhere in a step
-        return logits
-    blocked = np.zeros(logits.shape, np.bool_)
-    for row, draw in enumerate(draws):
-        if draw.constraint is not None:
-            mask = draw.constraint.blocked(draw.output)
-            blocked[row, : len(mask)], blocked[row, len(mask) :] = mask, True
-    # One operation for all rows: torch's threads would meet once per row, which costs more than the work.
-    return logits.masked_fill(torch.from_numpy(blocked).to(logits.device), -math.inf)
+def _allow_(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice) -> None:
+    """Set to minus infinity what the rows' grammars forbid."""
+    masks = {row: draw.constraint.allowed(draw.output) for row, draw in enumerate(draws) if draw.constraint is not None}
+    if masks:
+        choice.allow_(logits, masks)
 
 
 def _shape(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -172,14 +160,14 @@ def _penalise_(row: Tensor, draw: Draw) -> None:
         row[ids] -= p.frequency_penalty * counts + p.presence_penalty
 
 
-def _columns(draws: Sequence[Draw]) -> SamplingColumns:
-    params = [draw.params for draw in draws]
+def columns_of(params: Sequence[SamplingParams], generated: Sequence[int]) -> SamplingColumns:
+    """Return what rows are drawn by. `generated`: the index of each row's token."""
     return SamplingColumns(
         [each.temperature for each in params],
         [each.top_k for each in params],
         [each.top_p for each in params],
         [each.min_p for each in params],
-        [uniform(draw.params.seed, draw.generated) for draw in draws],
+        [uniform(each.seed, index) for each, index in zip(params, generated, strict=True)],
     )
 
 

@@ -1,14 +1,14 @@
-"""The first and last component of a reused decode step, without modules: table lookup, head, and greedy tokens.
+"""The first and last component of a reused decode step, without modules: table lookup, head, and the choice of tokens.
 
 A step that repeats the call of the step before (`engine.step.decode_reuse`) has one token per row and the same rows, so
 what modules look up in every step is looked up once. Each function returns None where only the modules can compute the
-step: adapters on table or head, learned positions, soft caps, rows that are not greedy.
+step: adapters on table or head, learned positions, soft caps, rows with penalties, biases or log-probabilities.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,9 +20,12 @@ from runtime.engine.layers.linear import SharedEmbedding, SharedLinear
 from runtime.engine.layers.matmul import Product
 from runtime.engine.layers.operations import NativeNorm
 from runtime.engine.models.components import SharedComponent
+from runtime.engine.models.loaded import LoadedModel
+from runtime.engine.sampling.choice import SamplingColumns, TokenChoice, choose
 from runtime.engine.sampling.row_request import draw_of
-from runtime.engine.sampling.sampler import is_shaped
+from runtime.engine.sampling.sampler import columns_of, is_shaped
 from runtime.engine.step.batch import ModelBatch
+from runtime.types import Row, SamplingParams
 from surgery.modules.components import Embedding, LmHead
 from surgery.modules.plain import EmbeddingTable
 
@@ -45,23 +48,25 @@ def plain_table(embedding: SharedComponent | None) -> Tensor | None:
 class PlainHead:
     """Final norm and head as two kernel calls. hidden [1, rows, width] -> logits [1, rows, vocabulary]."""
 
-    def __init__(self, kernels: Kernels, norm: NativeNorm, product: Product) -> None:
+    def __init__(self, kernels: Kernels, norm: NativeNorm, product: Product, choice: TokenChoice) -> None:
         self._kernels, self._weight, self._eps, self._product = kernels, norm.stock.weight, norm.eps, product
+        self._choice = choice
 
-    def largest(self, hidden: Tensor, blocked: Mapping[int, NDArray[np.bool_]]) -> list[int]:
-        """Return each row's token with the highest logit, the first one of equals.
+    def tokens(
+        self, hidden: Tensor, masks: Mapping[int, NDArray[np.uint32]], sampled: Sequence[int], by: SamplingColumns
+    ) -> list[int]:
+        """Return each row's token: of the `sampled` rows a draw, else the first with the highest logit.
 
-        `blocked`: by row, the tokens that its grammar forbids; also those behind the end.
+        `masks`: by row, the tokens that its grammar allows.
         """
         logits = self._product.multiply(self._kernels.norm(hidden, self._weight, self._eps))[0]
-        for row, mask in blocked.items():
-            logits[row, : len(mask)].masked_fill_(torch.from_numpy(mask), -math.inf)
-            logits[row, len(mask) :].fill_(-math.inf)
-        tokens: list[int] = self._kernels.argmax(logits).tolist()
+        if masks:
+            self._choice.allow_(logits, masks)
+        tokens: list[int] = choose(logits, sampled, by, self._choice).tolist()
         return tokens
 
 
-def plain_head(head: SharedComponent | None, kernels: Kernels | None) -> PlainHead | None:
+def plain_head(head: SharedComponent | None, kernels: Kernels | None, choice: TokenChoice) -> PlainHead | None:
     """Return the kernel calls of a head that is norm and product only, else None."""
     module = None if head is None else head.module
     if kernels is None or not isinstance(module, LmHead) or module.project or module.softcap is not None:
@@ -69,20 +74,49 @@ def plain_head(head: SharedComponent | None, kernels: Kernels | None) -> PlainHe
     norm, linear = module.norm, module.head
     if not isinstance(norm, NativeNorm) or not norm.ready or not isinstance(linear, SharedLinear) or linear.adapted:
         return None
-    return PlainHead(kernels, norm, linear.product)
+    return PlainHead(kernels, norm, linear.product, choice)
 
 
-def is_greedy(batches: Iterable[ModelBatch]) -> bool:
-    """Return whether the highest logit that its grammar allows, if it has one, is the token of every row.
+def is_plain(batches: Iterable[ModelBatch]) -> bool:
+    """Return whether every row's token is chosen from its own logits, masked at most, and nothing else is asked for.
 
-    That is so in later steps, too, and nothing else is asked for.
+    That is so in later steps, too.
     """
     for batch in batches:
         for row in batch.rows:
             draw = draw_of(batch.model, row)
-            if not draw.params.greedy or draw.params.logprobs is not None or is_shaped(draw):
+            if draw.params.logprobs is not None or is_shaped(draw):
                 return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class AskedOfRows:
+    """The rows with grammars, and those that are drawn, with their parameters."""
+
+    bound: tuple[tuple[int, LoadedModel], ...]
+    sampled: tuple[int, ...]
+    params: tuple[SamplingParams, ...]
+
+    def now(self, rows: Sequence[Row]) -> tuple[dict[int, NDArray[np.uint32]], Sequence[int], SamplingColumns]:
+        """Return masks by row, the rows that are drawn, and what they are drawn by."""
+        masks: dict[int, NDArray[np.uint32]] = {}
+        for at, model in self.bound:
+            held = model.sequences[rows[at].seq]
+            if held.constraint is not None:
+                masks[at] = held.constraint.allowed(held.output[: rows[at].generated])
+        return masks, self.sampled, columns_of(self.params, [rows[at].generated for at in self.sampled])
+
+
+def asked_of(models: Sequence[LoadedModel], rows: Sequence[Row]) -> AskedOfRows:
+    """Return what rows of these models ask for; it is the same in later steps over the same sequences."""
+    held = [model.sequences[row.seq] for model, row in zip(models, rows, strict=True)]
+    sampled = tuple(at for at, one in enumerate(held) if not one.request.sampling.greedy)
+    return AskedOfRows(
+        tuple((at, models[at]) for at, one in enumerate(held) if one.constraint is not None),
+        sampled,
+        tuple(held[at].request.sampling for at in sampled),
+    )
 
 
 def table_rows(table: Tensor, ids: Sequence[int]) -> Tensor:

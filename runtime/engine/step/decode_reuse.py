@@ -20,9 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.chains import Array, Stacked
@@ -31,10 +29,11 @@ from runtime.engine.kernels.program_reuse import Attending, ProgramReuse, Room
 from runtime.engine.layers.rotary import RotaryTables
 from runtime.engine.models.components import ComponentPool, SharedComponent
 from runtime.engine.models.loaded import LoadedModel
+from runtime.engine.sampling.constraints import Constraint, prepare_masks
 from runtime.engine.sampling.output import Outcome, sampling_of, wanted_of
 from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.context import ForwardContext, RowSpan, running
-from runtime.engine.step.decode_ends import is_greedy, plain_head, plain_table, table_rows
+from runtime.engine.step.decode_ends import AskedOfRows, asked_of, is_plain, plain_head, plain_table, table_rows
 from runtime.engine.step.runner import Call, StepRun, segments_of
 from runtime.engine.step.segments import Segment
 from runtime.engine.tensors.convert import bytes_of, whole_of
@@ -176,7 +175,7 @@ class _Course:
 
     Args:
         parts: In the order in which they run together.
-        greedy: Whether every row's token is that of its highest logit.
+        plain: Whether tokens are chosen from logits that are masked at most (`is_plain`).
     """
 
     def __init__(
@@ -185,14 +184,14 @@ class _Course:
         onward: ProgramReuse,
         frame: ForwardContext,
         units: ComponentPool,
-        greedy: bool,
+        plain: bool,
     ) -> None:
         self._parts, self._onward, first = tuple(parts), onward, parts[0].model
         self._embedding: SharedComponent | None = first.units[0] if first.has_embedding else None
         self._head: SharedComponent | None = first.units[-1] if first.has_head else None
         self._table = plain_table(self._embedding)
-        self._greedy_head = plain_head(self._head, units.kernels) if greedy else None
-        self._bound: list[tuple[int, LoadedModel]] | None = None
+        self._plain_head = plain_head(self._head, units.kernels, units.operations) if plain else None
+        self._asked: AskedOfRows | None = None
         self._places = [place for part in parts for place in part.places]
         self._ordered = self._places == list(range(len(self._places)))
         self._frame, self._shape = frame, (1, frame.tokens, first.width)
@@ -238,8 +237,10 @@ class _Course:
             return through
         if self._head is None:
             return ReusedStep(Outcome((), ()), Stacked(names, whole_of(hidden.to(self._dtype))))
-        if self._greedy_head is not None:
-            tokens = self._greedy_head.largest(hidden, self._blocked(mine))
+        if self._plain_head is not None:
+            if self._asked is None:  # rows stay, and so does what they ask for
+                self._asked = asked_of([part.model for part in self._parts for _ in range(part.lo, part.hi)], mine)
+            tokens = self._plain_head.tokens(hidden, *self._asked.now(mine))
             return ReusedStep(Outcome(self._append_tokens(mine, tokens), ()))
         with running(self._last):
             logits: Tensor = self._head.module(hidden)
@@ -258,6 +259,7 @@ class _Course:
     def _append_tokens(self, rows: Sequence[Row], tokens: Sequence[int]) -> tuple[Sampled, ...]:
         """Append a token to the output of each row's sequence, and return them."""
         sampled: list[Sampled] = []
+        bound: list[tuple[Constraint, Sequence[int]]] = []
         for part in self._parts:
             sequences = part.model.sequences
             for at in range(part.lo, part.hi):
@@ -266,21 +268,10 @@ class _Course:
                 del held.output[row.generated :]
                 held.output.append(token)
                 if held.constraint is not None:
-                    held.constraint.prepare(held.output)
+                    bound.append((held.constraint, held.output))
                 sampled.append(Sampled(row.seq, token))
+        prepare_masks(bound)
         return tuple(sampled)
-
-    def _blocked(self, rows: Sequence[Row]) -> dict[int, NDArray[np.bool_]]:
-        """Return the tokens that the grammars of rows forbid, by row; nothing for rows without one."""
-        if self._bound is None:  # the rows of a course stay, and so do their grammars
-            every = [(at, part.model) for part in self._parts for at in range(part.lo, part.hi)]
-            self._bound = [(at, model) for at, model in every if model.sequences[rows[at].seq].constraint is not None]
-        found: dict[int, NDArray[np.bool_]] = {}
-        for at, model in self._bound:
-            held = model.sequences[rows[at].seq]
-            if held.constraint is not None:
-                found[at] = held.constraint.blocked(held.output[: rows[at].generated])
-        return found
 
     def _embedded(self, embedding: SharedComponent, rows: Sequence[Row]) -> Tensor:
         if self._table is not None:
@@ -324,6 +315,6 @@ def _course(
         parts.append(ReusedPart(batch.model, tuple(places[name]), lo, lo + len(places[name])))
         lo += len(places[name])
     onward = ProgramReuse(call.program, room, call.frame, call.layers, Attending(call.paging, rotary))
-    course = _Course(parts, onward, call.frame, units, is_greedy(batches.values()))
+    course = _Course(parts, onward, call.frame, units, is_plain(batches.values()))
     onward.tables(course.tables(rows))  # full width: the tables of a single step end at its longest row
     return course

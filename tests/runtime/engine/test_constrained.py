@@ -87,23 +87,29 @@ def test_rows_without_a_grammar_are_unchanged_bit_for_bit(bench, model, kind, te
         ]
 
 
-def test_greedy_rows_with_a_grammar_take_their_tokens_from_the_kernels_head(bench, model, monkeypatch) -> None:
+def test_rows_with_a_grammar_or_a_temperature_take_their_tokens_from_the_kernels_head(
+    bench, model, monkeypatch
+) -> None:
     """As free greedy rows do, in the same steps; rows with log-probabilities take theirs from the modules' logits."""
-    seen, largest = list[tuple[int, int]](), PlainHead.largest
+    seen, tokens = list[tuple[int, int, int]](), PlainHead.tokens
 
-    def counted(head: PlainHead, hidden: Any, blocked: Any) -> list[int]:
-        seen.append((hidden.shape[1], len(blocked)))
-        return largest(head, hidden, blocked)
+    def counted(head: PlainHead, hidden: Any, masks: Any, sampled: Any, by: Any) -> list[int]:
+        seen.append((hidden.shape[1], len(masks), len(sampled)))
+        return tokens(head, hidden, masks, sampled, by)
 
-    monkeypatch.setattr(PlainHead, "largest", counted)
-    greedy = [ask(model, f"{i}", JSON if i % 2 else "", PROMPT[i:], temperature=0.0) for i in range(6)]
-    fast = drive(device(bench, model), {0: greedy})
+    monkeypatch.setattr(PlainHead, "tokens", counted)
+    drawn = dict(temperature=1.5, top_k=40, top_p=0.95, min_p=0.01, seed=7)
+    asked = [
+        ask(model, f"{i}", JSON if i % 2 else "", PROMPT[i:], **(drawn if i < 3 else {"temperature": 0.0}))
+        for i in range(6)
+    ]
+    fast = drive(device(bench, model), {0: asked})
     if kernels_for(EngineConfig()) is not None:
-        assert (6, 3) in seen, "three of six rows with a grammar in one step"
+        assert (6, 3, 3) in seen, "three of six rows with a grammar, and three with a temperature, in one step"
     seen.clear()
-    slow = drive(device(bench, model), {0: [replace(o, sampling=replace(o.sampling, logprobs=0)) for o in greedy]})
+    slow = drive(device(bench, model), {0: [replace(o, sampling=replace(o.sampling, logprobs=0)) for o in asked]})
     assert not seen
-    for one in greedy:
+    for one in asked:
         assert fast.tokens(one.seq) == slow.tokens(one.seq)
 
 

@@ -39,9 +39,11 @@ def state(grammars: CompiledGrammars, grammar: str) -> GrammarState:
 
 
 def allowed(state: GrammarState, *output: str) -> set[str]:
-    blocked = state.blocked([TEXTS.index(text) for text in output])
-    assert blocked.shape == (SIZE,) and blocked[PAD] and blocked[len(TEXTS) :].all()
-    return {TEXTS[token] for token in np.flatnonzero(~blocked)}
+    words = state.allowed([TEXTS.index(text) for text in output])
+    assert words.dtype == np.uint32 and len(words) == -(-SIZE // 32)
+    found = {token for token in range(32 * len(words)) if int(words[token // 32]) >> token % 32 & 1}
+    assert PAD not in found and max(found) < len(TEXTS)
+    return {TEXTS[token] for token in found}
 
 
 def test_any_tokens_of_an_allowed_text_are_allowed(grammars: CompiledGrammars) -> None:

@@ -280,24 +280,44 @@ def test_a_row_without_a_number_gets_a_token_of_the_vocabulary(choice):
             assert 0 <= sample(row, [draw(temperature=1.0, **cut)], choice)[0].token < WIDE
 
 
-class Blocking:
-    """A constraint that allows one token, and remembers the outputs that it was asked for."""
+class Allowing:
+    """A constraint that allows one token of a wide vocabulary, and remembers the outputs that it was asked for."""
 
-    def __init__(self, allowed: int) -> None:
-        self.allowed, self.asked = allowed, list[list[int]]()
+    def __init__(self, token: int) -> None:
+        self.token, self.asked = token, list[list[int]]()
 
-    def blocked(self, output):
+    def allowed(self, output):
         self.asked.append(list(output))
-        return np.arange(VOCAB - 2) != self.allowed
+        words = np.zeros(self.token // 32 + 1, np.uint32)
+        words[-1] = 1 << self.token % 32
+        return words
 
 
-def test_a_row_with_a_grammar_takes_what_it_allows_and_no_other_row_changes():
-    rows, before = logits(rows=3), logits(rows=3)
-    constraint = Blocking(5)
-    bound = msgspec.structs.replace(draw(output=[1, 2], grammar="g", logprobs=2), constraint=constraint)
-    for beside in (draw(logprobs=2), draw(temperature=1.0, logprobs=2)):
-        got = sample(rows, [beside, bound, beside])
-        assert got[0] == sample(rows[:1], [beside])[0] and got[2] == sample(rows[2:], [beside])[0]
-        assert got[1].token == 5 and got[1].logprob == 0.0 and [each.token for each in got[1].top] == [5]
-    assert torch.equal(rows, before), "the input is not modified"
-    assert constraint.asked == [[1, 2], [1, 2]]
+@pytest.mark.parametrize("token", [0, 5, 31, 32, 1700, WIDE - 1])
+def test_a_row_with_a_grammar_takes_what_it_allows_and_no_other_row_changes(choice, token):
+    constraint = Allowing(token)
+    for temperature in (0.0, 1.0):
+        bound = draw(output=[1, 2], grammar="g", logprobs=2, temperature=temperature)
+        bound = msgspec.structs.replace(bound, constraint=constraint)
+        for beside in (draw(logprobs=2), draw(temperature=1.0, logprobs=2)):
+            got = sample(wide_rows(3), [beside, bound, beside], choice)
+            assert got[0] == sample(wide_rows(3)[:1], [beside], choice)[0]
+            assert got[2] == sample(wide_rows(3)[2:], [beside], choice)[0]
+            assert got[1].token == token and got[1].logprob == 0.0 and [each.token for each in got[1].top] == [token]
+    assert constraint.asked == [[1, 2]] * 4
+
+
+def test_masks_allow_what_their_bits_say(choice):
+    """Any rows of a step, masks of any length, NaN and infinities under them."""
+    random = np.random.default_rng(1)
+    rows = wide_rows(8)
+    rows[3, 40], rows[3, 41], rows[5, 100] = math.nan, math.inf, math.nan
+    masks = {row: random.integers(0, 2**32, count, dtype=np.uint32) for row, count in ((1, 94), (3, 60), (5, 200))}
+    masks[3][1] = 0xFFFFFFFF
+    expected = rows.clone()
+    for row, words in masks.items():
+        for token in range(WIDE):
+            if token // 32 >= len(words) or not int(words[token // 32]) >> token % 32 & 1:
+                expected[row, token] = -math.inf
+    choice.allow_(rows, masks)
+    assert torch.equal(rows.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))
