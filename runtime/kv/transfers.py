@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _CODES = {torch.int64: "q", torch.float64: "d", torch.float32: "f"}
@@ -23,7 +24,15 @@ def put(values: Sequence[int] | Sequence[float], device: torch.device, dtype: to
     """
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
-    host = torch.frombuffer(array(_CODES[dtype], values), dtype=dtype)
+    return _moved(torch.frombuffer(array(_CODES[dtype], values), dtype=dtype), device)
+
+
+def put_array(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return a host array as a tensor on a device, as `put`; on the CPU it is the array's memory."""
+    return _moved(torch.from_numpy(values), device)
+
+
+def _moved(host: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return host
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from runtime.engine.kernels.build import PATHS, Build, NoKernels, library
 from runtime.engine.kernels.operands import SCALE_ROWS, Lows, OnwardRows, Parts, Pool, PromptChunks, Widths
-from runtime.engine.kernels.signatures import RETURNS, SIGNATURES, Half, PagesData, StepData
+from runtime.engine.kernels.signatures import MOST_BEST, RETURNS, SIGNATURES, Half, PagesData, PenaltiesData, StepData
 from runtime.kv.transfers import put
 
 _PLAIN, _GATED_SILU = 0, 1
@@ -52,6 +52,7 @@ class Kernels:
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._chunks = found.zoo_keep, found.zoo_decode, found.zoo_chunks
         self._allow, self._argmax, self._sampled = found.zoo_allow, found.zoo_argmax, found.zoo_sampled
+        self._penalise, self._scored = found.zoo_penalise, found.zoo_scored
         self._layers, self._onward = found.zoo_layers, found.zoo_onward
         self.panel, self.coded_panel = int(found.zoo_panel()), int(found.zoo_coded_panel())
         number = int(found.zoo_products())
@@ -380,6 +381,25 @@ class Kernels:
         counts = put([len(words) for words in masks.values()], x.device)
         tables = (rows.data_ptr(), addresses.data_ptr(), counts.data_ptr())
         self._allow(x.data_ptr(), x.shape[1], len(masks), *tables, self.threads)
+
+    def penalise_(self, x: Tensor, rows: Sequence[PenaltiesData]) -> None:
+        """Apply penalties to rows of contiguous x [.., width]; `row` of each points to its logits."""
+        self._penalise((PenaltiesData * len(rows))(*rows), len(rows), x.shape[-1])
+
+    def scored(self, x: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities of x [rows, width], as `engine.sampling.choice.TokenChoice.scored`.
+
+        `chosen`: indexes in [0, width). `count`: at most `MOST_BEST`.
+        """
+        x, chosen = _rows_of(x, x.shape[-1]), chosen.contiguous()
+        rows, width = x.shape
+        if count > MOST_BEST or chosen.shape != (rows,) or chosen.dtype != torch.int64:
+            raise ValueError(f"{count} best, and {list(chosen.shape)} chosen of {rows} rows")
+        own, values = torch.empty(rows), torch.empty((rows, count))
+        ids = torch.empty((rows, count), dtype=torch.int64)
+        made = (own.data_ptr(), values.data_ptr(), ids.data_ptr())
+        self._scored(x.data_ptr(), rows, width, chosen.data_ptr(), count, *made, self.threads)
+        return own, values, ids
 
     def argmax(self, x: Tensor) -> Tensor:
         """Return the index of the first maximum of each row of x [rows, width]; in a row with NaN, of the first NaN."""

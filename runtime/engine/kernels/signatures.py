@@ -38,6 +38,19 @@ class LowData(ctypes.Structure):
     )  # fmt: skip
 
 
+#: Maximum number of log-probabilities beside the chosen token's that the kernels find.
+MOST_BEST = 64
+
+
+class PenaltiesData(ctypes.Structure):
+    """`struct penalties`: the penalties of one row."""
+
+    _fields_ = (
+        ("row", c_void_p), ("ids", c_void_p), ("counts", c_void_p), ("count", c_int64), ("repetition", c_float),
+        ("frequency", c_float), ("presence", c_float),
+    )  # fmt: skip
+
+
 #: Arguments and, where it is not void, the result of each function.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_panel": (),
@@ -103,6 +116,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_onward": (c_void_p,),
     "zoo_allow": (c_void_p, c_int64, c_int64, *[c_void_p] * 3, c_int),
     "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
+    "zoo_penalise": (c_void_p, c_int64, c_int64),
+    "zoo_scored": (c_void_p, c_int64, c_int64, c_void_p, c_int64, *[c_void_p] * 3, c_int),
     "zoo_sampled": (c_void_p, c_int64, c_int64, *[c_void_p] * 6, c_int),
 }
 RETURNS: dict[str, Any] = {

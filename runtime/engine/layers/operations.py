@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from runtime.engine.adapters.bottleneck import BottleneckRows
 from runtime.engine.kernels.bindings import Kernels, back_to_back
 from runtime.engine.kernels.linear_groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
+from runtime.engine.kernels.signatures import MOST_BEST, PenaltiesData
 from runtime.engine.layers.linear import SharedLinear
 from runtime.engine.sampling.choice import SamplingColumns, StockChoice, TokenChoice
+from runtime.engine.sampling.penalties import RowPenalties
 from runtime.engine.step.context import ForwardContext
 
 #: x [1, tokens, in] -> each layer's output [1, tokens, out], which the caller may write to.
@@ -186,6 +188,24 @@ class NativeOperations(StockOperations):
             self.kernels.allow_(logits, masks)
         else:
             super().allow_(logits, masks)
+
+    def penalise_(self, logits: Tensor, penalties: Sequence[RowPenalties]) -> None:
+        if not (logits.dtype == torch.float32 and logits.is_contiguous()):
+            super().penalise_(logits, penalties)
+            return
+        rows = [
+            PenaltiesData(
+                logits[each.row].data_ptr(), each.ids.ctypes.data, each.counts.ctypes.data, len(each.ids),
+                each.repetition, each.frequency, each.presence,
+            )
+            for each in penalties
+        ]  # fmt: skip
+        self.kernels.penalise_(logits, rows)
+
+    def scored(self, logits: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        if logits.dtype != torch.float32 or count > MOST_BEST:
+            return super().scored(logits, chosen, count)
+        return self.kernels.scored(logits, chosen, count)
 
     def largest(self, logits: Tensor) -> Tensor:
         return self.kernels.argmax(logits) if logits.dtype == torch.float32 else super().largest(logits)

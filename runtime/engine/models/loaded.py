@@ -15,6 +15,7 @@ from torch import Tensor
 from runtime.chains import Stage
 from runtime.engine.models.components import SharedComponent
 from runtime.engine.sampling.constraints import Constraint, Constraints, prepare_masks
+from runtime.engine.sampling.penalties import SeenTokens, penalises
 from runtime.kv.transfers import put
 from runtime.loans import with_change
 from runtime.types import ALL_LAYERS, AWAY, CameBack, ModelSpec, PlaceChange, SentAway, SequenceRequest
@@ -34,6 +35,7 @@ class Held:
         groups: Page groups in its table.
         away: What other devices hold of it, the first tokens first.
         constraint: The grammar that its answer follows.
+        seen: The tokens that its penalties count.
     """
 
     request: SequenceRequest
@@ -42,6 +44,7 @@ class Held:
     groups: int = 0
     away: tuple[SentAway, ...] = ()
     constraint: Constraint | None = None
+    seen: SeenTokens | None = None
 
 
 class PageTables:
@@ -179,6 +182,8 @@ class LoadedModel:
     def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
         """Open a sequence: allocate its slot in the page tables."""
         held = self.sequences[request.seq] = Held(request, list(output), self.tables.open())
+        if penalises(request.sampling) and self.has_head:
+            held.seen = SeenTokens(request.sampling, request.prompt)
         if request.sampling.grammar and self.constraints is not None and self.has_head:
             held.constraint = self.constraints.open(self.manifest, self.spec, request.sampling)
             if held.constraint is not None:

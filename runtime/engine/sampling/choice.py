@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.kv.transfers import put
+from runtime.engine.sampling.penalties import RowPenalties
+from runtime.kv.transfers import put, put_array
 
 #: Tokens that a row with top-k of at most so many ranks, whatever its own number: the sums of its cut must not depend
 #: on other rows.
@@ -63,6 +64,17 @@ class TokenChoice(Protocol):
         """
         ...
 
+    def penalise_(self, logits: Tensor, penalties: Sequence[RowPenalties]) -> None:
+        """Apply penalties to rows of logits [rows, vocabulary] in float32, in place."""
+        ...
+
+    def scored(self, logits: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities of float32 logits [rows, vocabulary].
+
+        Those of the chosen tokens [rows]; the `count` highest of each row, best first, and their tokens [rows, count].
+        """
+        ...
+
     def largest(self, logits: Tensor) -> Tensor:
         """Logits [rows, vocabulary] in float32 -> [rows], each row's first maximum; with NaN, the first NaN."""
         ...
@@ -86,6 +98,20 @@ class StockChoice:
             np.equal(bits, 0, out=blocked[row, : len(bits)])
             blocked[row, len(bits) :] = True
         logits.masked_fill_(torch.from_numpy(blocked).to(logits.device), -math.inf)
+
+    def penalise_(self, logits: Tensor, penalties: Sequence[RowPenalties]) -> None:
+        for each in penalties:
+            row, ids = logits[each.row], put_array(each.ids, logits.device)
+            values = row[ids]
+            if each.repetition != 1.0:
+                values = torch.where(values > 0, values / each.repetition, values * each.repetition)
+            counts = put_array(each.counts, logits.device)
+            row[ids] = values - (each.frequency * counts + each.presence * (counts > 0))
+
+    def scored(self, logits: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        whole = torch.logsumexp(logits, dim=-1)
+        best = torch.topk(logits, count, dim=-1)
+        return logits.gather(1, chosen[:, None])[:, 0] - whole, best.values - whole[:, None], best.indices
 
     def largest(self, logits: Tensor) -> Tensor:
         return torch.argmax(logits, dim=-1)

@@ -165,7 +165,7 @@ def _finish(
     for want in wanted:
         count = want.hi - want.lo
         if asks_prompt(batch.model, want.row):
-            made.add_prompt(prompt_part(PromptPart(batch.model, want.row, logits[at : at + count])))
+            made.add_prompt(prompt_part(PromptPart(batch.model, want.row, logits[at : at + count]), choice))
         at += count
         if want.row.sample:
             chosen.append(at - 1)

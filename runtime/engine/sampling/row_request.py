@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.sampling.sampler import Draw, LogitScores, prompt_scores
+from runtime.engine.sampling.choice import TokenChoice
+from runtime.engine.sampling.sampler import Draw
+from runtime.engine.sampling.scores import LogitScores, prompt_scores
 from runtime.types import Logprob, PromptLogprobs, Row
 
 
@@ -66,7 +68,7 @@ class PartScores:
         return PromptLogprobs(self.seq, self.start, chosen, tuple(row.top for row in rows))
 
 
-def prompt_part(part: PromptPart) -> list[PartScores]:
+def prompt_part(part: PromptPart, choice: TokenChoice) -> list[PartScores]:
     """Return the log-probabilities of the prompt tokens that a chunk's positions predict; none after the prompt."""
     request = part.model.sequences[part.row.seq].request
     begin = part.row.start - part.model.spec.virtual_tokens
@@ -76,7 +78,7 @@ def prompt_part(part: PromptPart) -> list[PartScores]:
     if not targets:
         return []
     scores = prompt_scores(
-        part.logits[skipped : skipped + len(targets)], targets, request.sampling.prompt_logprobs or 0
+        part.logits[skipped : skipped + len(targets)], targets, request.sampling.prompt_logprobs or 0, choice
     )
     return [PartScores(part.row.seq, first, targets, scores)]
 
@@ -88,4 +90,4 @@ def draw_of(model: LoadedModel, row: Row) -> Draw:
     # A row may start again before tokens that a speculated row has sampled (BL-25).
     produced = held.output if len(held.output) <= row.generated else held.output[: row.generated]
     stops = tuple(dict.fromkeys((*model.spec.eos_token_ids, *params.stop_token_ids)))
-    return Draw(row.seq, params, row.generated, held.request.prompt, produced, stops, held.constraint)
+    return Draw(row.seq, params, row.generated, held.request.prompt, produced, stops, held.constraint, held.seen)

@@ -25,8 +25,10 @@ from torch import Tensor
 
 from runtime.engine.sampling.choice import SamplingColumns, StockChoice, TokenChoice, choose
 from runtime.engine.sampling.constraints import Constraint
+from runtime.engine.sampling.penalties import RowPenalties, SeenTokens, penalises
+from runtime.engine.sampling.scores import LogitScores, RowLogprobs
 from runtime.kv.transfers import Fetch, put
-from runtime.types import Logprob, Sampled, SamplingParams
+from runtime.types import Sampled, SamplingParams
 
 #: How tokens are chosen without kernels.
 STOCK = StockChoice()
@@ -42,6 +44,7 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
         prompt, output: Tokens that penalties count.
         stops: Ids that are masked until `min_tokens` are produced.
         constraint: The grammar that its tokens follow.
+        seen: The tokens that its penalties count, kept from step to step; else counted anew.
     """
 
     seq: str
@@ -51,6 +54,7 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     output: Sequence[int]
     stops: tuple[int, ...]
     constraint: Constraint | None = None
+    seen: SeenTokens | None = None
 
 
 def uniform(seed: int, index: int) -> float:
@@ -89,7 +93,7 @@ def draw(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice = STOCK) -> 
     """Sample one token per row.
 
     Args:
-        logits: [rows, vocabulary] in any float dtype; float32 ones are modified where rows have grammars.
+        logits: [rows, vocabulary] in any float dtype; float32 ones may be modified.
         draws: one per row.
         choice: how the device chooses tokens.
     """
@@ -97,8 +101,8 @@ def draw(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice = STOCK) -> 
     _allow_(raw, draws, choice)
     sampled = [row for row, draw in enumerate(draws) if not draw.params.greedy]
     by = columns_of([draws[row].params for row in sampled], [draws[row].generated for row in sampled])
-    tokens = choose(_shape(raw, draws), sampled, by, choice)
-    return Drawn(draws, tokens, Fetch(tokens), _scores(raw, tokens, draws))
+    tokens = choose(_shape(raw, draws, choice), sampled, by, choice)
+    return Drawn(draws, tokens, Fetch(tokens), _scores(raw, tokens, draws, choice))
 
 
 def _allow_(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice) -> None:
@@ -108,27 +112,31 @@ def _allow_(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice) -> None:
         choice.allow_(logits, masks)
 
 
-def _shape(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Apply biases, masks and penalties to the rows that have any; return the input itself if none has."""
-    out = logits
-    for row, draw in enumerate(draws):
-        if not is_shaped(draw):
-            continue
-        if out is logits:
-            out = logits.clone()
-        _bias_(out[row], draw)
-        _penalise_(out[row], draw)
-    return out
+def _shape(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice) -> Tensor:
+    """Apply biases, minimum lengths and penalties to the rows that have any.
+
+    In place, unless log-probabilities are computed from the logits afterwards.
+    """
+    shaped = [row for row, draw in enumerate(draws) if is_shaped(draw)]
+    if not shaped:
+        return logits
+    if any(draw.params.logprobs is not None for draw in draws):
+        logits = logits.clone()
+    penalties: list[RowPenalties] = []
+    for row in shaped:
+        draw = draws[row]
+        _bias_(logits[row], draw)
+        if penalises(draw.params):
+            seen = draw.seen or SeenTokens(draw.params, draw.prompt)
+            penalties.append(seen.penalties(row, draw.output))
+    if penalties:
+        choice.penalise_(logits, penalties)
+    return logits
 
 
 def reads_output(params: SamplingParams) -> bool:
     """Return whether the choice of a sequence's next token reads the tokens it already has: penalties, a grammar."""
     return penalises(params) or bool(params.grammar)
-
-
-def penalises(params: SamplingParams) -> bool:
-    """Return whether a sequence's penalties make its next token depend on the tokens it already has."""
-    return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
 
 
 def is_shaped(draw: Draw) -> bool:
@@ -145,21 +153,6 @@ def _bias_(row: Tensor, draw: Draw) -> None:
         row.index_fill_(0, put(draw.stops, row.device), -math.inf)
 
 
-def _penalise_(row: Tensor, draw: Draw) -> None:
-    """Apply the repetition penalty over prompt and output, frequency and presence penalties over the output only.
-
-    The repetition penalty is as in transformers and vLLM, the other two are as in OpenAI's API.
-    """
-    p = draw.params
-    if p.repetition_penalty != 1.0:
-        seen = put(sorted({*draw.prompt, *draw.output}), row.device)
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
-    if draw.output and (p.frequency_penalty != 0.0 or p.presence_penalty != 0.0):
-        ids, counts = torch.unique(put(draw.output, row.device), return_counts=True)
-        row[ids] -= p.frequency_penalty * counts + p.presence_penalty
-
-
 def columns_of(params: Sequence[SamplingParams], generated: Sequence[int]) -> SamplingColumns:
     """Return what rows are drawn by. `generated`: the index of each row's token."""
     return SamplingColumns(
@@ -171,65 +164,15 @@ def columns_of(params: Sequence[SamplingParams], generated: Sequence[int]) -> Sa
     )
 
 
-def _scores(raw: Tensor, tokens: Tensor, draws: Sequence[Draw]) -> Mapping[int, Callable[[], RowLogprobs]]:
+def _scores(
+    raw: Tensor, tokens: Tensor, draws: Sequence[Draw], choice: TokenChoice
+) -> Mapping[int, Callable[[], RowLogprobs]]:
     """Return functions that read the log-probabilities of a row, for the rows that request them."""
     wanted = {row: draw.params.logprobs for row, draw in enumerate(draws) if draw.params.logprobs is not None}
     if not wanted:
         return {}
-    index = put(list(wanted), raw.device)
-    found = LogitScores(raw[index], tokens[index], list(wanted.values()))
+    if len(wanted) < len(draws):
+        index = put(list(wanted), raw.device)
+        raw, tokens = raw[index], tokens[index]
+    found = LogitScores(raw, tokens, list(wanted.values()), choice)
     return {row: functools.partial(found.row, at) for at, row in enumerate(wanted)}
-
-
-@dataclass(frozen=True, slots=True)
-class RowLogprobs:
-    """The chosen token's log-probability and the most likely alternatives, best first."""
-
-    chosen: float
-    top: tuple[Logprob, ...]
-
-
-class LogitScores:
-    """Log-probabilities of chosen tokens and of the best ones, being copied to the host.
-
-    Args:
-        logits: [rows, vocabulary] in float32.
-        chosen: [rows].
-        wanted: the number of best ones for each row.
-    """
-
-    def __init__(self, logits: Tensor, chosen: Tensor, wanted: Sequence[int]) -> None:
-        logprobs = torch.log_softmax(logits, dim=-1)
-        self._wanted = wanted
-        self._own = Fetch(logprobs.gather(1, chosen[:, None])[:, 0])
-        self._best: tuple[Fetch, Fetch] | None = None
-        most = min(max(wanted), logits.shape[1])
-        if most:
-            top = torch.topk(logprobs, most, dim=-1)
-            self._best = Fetch(top.values), Fetch(top.indices)
-
-    @functools.cached_property
-    def rows(self) -> list[RowLogprobs]:
-        """The log-probabilities of all rows; the first access waits for them."""
-        own = self._own.values()
-        if self._best is None:
-            return [RowLogprobs(value, ()) for value in own]
-        values, ids = (best.values() for best in self._best)
-        rows = []
-        for row, count in enumerate(self._wanted):
-            pairs = zip(ids[row][:count], values[row][:count], strict=True)
-            # Minus infinity is no alternative: a grammar forbids it.
-            likely = tuple(Logprob(token, value) for token, value in pairs if value != -math.inf)
-            rows.append(RowLogprobs(own[row], likely))
-        return rows
-
-    def row(self, at: int) -> RowLogprobs:
-        return self.rows[at]
-
-
-def prompt_scores(logits: Tensor, targets: Sequence[int], count: int) -> LogitScores:
-    """Return the log-probabilities of the tokens that followed each position.
-
-    logits: [positions, vocabulary]; targets: one id per position.
-    """
-    return LogitScores(logits.float(), put(targets, logits.device), [count] * len(targets))

@@ -1,4 +1,4 @@
-/* Masks of grammars, and greedy sampling; included by kernels.c. */
+/* Masks of grammars, penalties, greedy sampling, log-probabilities; included by kernels.c. */
 
 /* Set to minus infinity what a mask does not allow, in `count` rows of x [.., width]: masks[i] [words[i]] is that of rows[i],
  * with value v in bit v % 32 of word v / 32. Values behind its end are not allowed. */
@@ -54,5 +54,73 @@ void zoo_argmax(const float *x, int64_t rows, int64_t width, int64_t *out, int t
                 out[r] = i;
                 break;
             }
+    }
+}
+
+/* What a row's penalties count: `count` tokens, and how often each is in the output. */
+struct penalties {
+    float *row; /* [width] */
+    const int64_t *ids, *counts;
+    int64_t count;
+    float repetition, frequency, presence;
+};
+
+void zoo_penalise(const struct penalties *rows, int64_t count, int64_t width)
+{
+    for (int64_t r = 0; r < count; r++) {
+        const struct penalties p = rows[r];
+        for (int64_t i = 0; i < p.count; i++) {
+            if (p.ids[i] < 0 || p.ids[i] >= width) continue;
+            float v = p.row[p.ids[i]];
+            if (p.repetition != 1.0f) v = v > 0.0f ? v / p.repetition : v * p.repetition;
+            if (p.counts[i] > 0) v -= p.frequency * (float)p.counts[i] + p.presence;
+            p.row[p.ids[i]] = v;
+        }
+    }
+}
+
+/* Weights that are summed in float32 before their sum is added in float64. */
+#define SPAN (64 * VL)
+
+enum { MOST_BEST = 64 };
+
+/* Log-probabilities of x [rows, width]: of chosen[r] in own[r], and of each row the `best` highest in values, with their tokens in
+ * ids [rows, best], the highest first, of equals the first. Minus infinity fills up what is not there. best <= MOST_BEST. */
+void zoo_scored(const float *x, int64_t rows, int64_t width, const int64_t *chosen, int64_t best, float *own, float *values, int64_t *ids,
+                int threads)
+{
+#pragma omp parallel for schedule(dynamic, SHARE(rows)) num_threads(threads) if (rows * width > 16384)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = x + r * width;
+        float top[MOST_BEST + 1];
+        int64_t at[MOST_BEST + 1], i = 0;
+        for (int64_t j = 0; j < MOST_BEST + 1; j++) top[j] = -INFINITY, at[j] = 0;
+        const int64_t kept = best > 0 ? best : 1; /* the first of them is the maximum, which the sum needs */
+        for (; i < width; i += VL) {
+            const int64_t end = width - i < VL ? width - i : VL;
+            if (end == VL && !any_of((ivec)(*(const vec *)(row + i) > broadcast(top[kept - 1])))) continue;
+            for (int64_t j = i; j < i + end; j++) {
+                if (!(row[j] > top[kept - 1])) continue;
+                int64_t place = kept - 1;
+                for (; place > 0 && row[j] > top[place - 1]; place--) top[place] = top[place - 1], at[place] = at[place - 1];
+                top[place] = row[j], at[place] = j;
+            }
+        }
+        double sum = 0.0;
+        for (i = 0; i < width; i += SPAN) {
+            vec part = {0};
+            const int64_t end = width - i < SPAN ? width : i + SPAN;
+            int64_t j = i;
+            for (; j + VL <= end; j += VL) part += exp_of(*(const vec *)(row + j) - top[0]);
+            if (j < end) {
+                vec rest = broadcast(-INFINITY);
+                for (int64_t k = j; k < end; k++) rest[k - j] = row[k];
+                part += exp_of(rest - top[0]);
+            }
+            sum += sum_of(part);
+        }
+        const double whole = top[0] + log(sum);
+        own[r] = chosen[r] >= 0 && chosen[r] < width ? (float)(row[chosen[r]] - whole) : NAN;
+        for (int64_t j = 0; j < best; j++) values[r * best + j] = (float)(top[j] - whole), ids[r * best + j] = at[j];
     }
 }

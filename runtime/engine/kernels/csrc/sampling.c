@@ -5,16 +5,6 @@
  * cumulated weights that are left, in the order of the vocabulary.
  */
 
-/* Weights whose sum is kept, so that a draw reads the row once and one span again. */
-#define SPAN (64 * VL)
-
-INLINE int any_of(ivec mask)
-{
-    int any = 0;
-    for (int j = 0; j < VL; j++) any |= mask[j];
-    return any;
-}
-
 /* The sum of the weights of at least `least`, and those of the spans of w [width], which is a multiple of SPAN. */
 static double sums_of(const float *w, int64_t width, float least, double *sums)
 {

@@ -157,3 +157,10 @@ INLINE float max_of(vec v)
     v = pick((ivec)(SWAP(v, 1) > v), SWAP(v, 1), v);
     return v[0];
 }
+
+INLINE int any_of(ivec mask)
+{
+    int any = 0;
+    for (int j = 0; j < VL; j++) any |= mask[j];
+    return any;
+}

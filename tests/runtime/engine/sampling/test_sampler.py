@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.layers.operations import NativeOperations
-from runtime.engine.sampling.choice import SamplingColumns, StockChoice, TokenChoice
+from runtime.engine.sampling.choice import SamplingColumns
 from runtime.engine.sampling.sampler import Draw, sample, uniform
 from runtime.types import SamplingParams
 from tests.runtime.engine.compiled import needs_kernels
@@ -51,7 +51,7 @@ def test_a_device_with_kernels_takes_the_same_tokens():
         for at in range(40)
     ]
     for each in (rows, rows.bfloat16(), rows.t().contiguous().t(), rows[:, :7]):
-        assert sample(each, draws, NativeOperations(Kernels())) == sample(each, draws)
+        assert sample(each.clone(), draws, NativeOperations(Kernels())) == sample(each.clone(), draws)
 
 
 @settings(deadline=None, max_examples=30)
@@ -102,7 +102,8 @@ def test_a_draw_depends_on_seed_and_index_not_on_the_batch():
     assert uniform(1, 2) != uniform(2, 1) and 0 <= uniform(5, 5) < 1
 
 
-def test_penalties_are_openais_and_transformers_arithmetic():
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_penalties_are_openais_and_transformers_arithmetic(choice, logprobs):
     from transformers import RepetitionPenaltyLogitsProcessor
 
     row = logits(4)
@@ -111,17 +112,19 @@ def test_penalties_are_openais_and_transformers_arithmetic():
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + output]), expected)
     expected[0, 3] -= 2 * 0.6 + 0.4
     expected[0, 5] -= 0.6 + 0.4
-    got = sample(
-        row, [draw(prompt=prompt, output=output, repetition_penalty=1.7, frequency_penalty=0.6, presence_penalty=0.4)]
-    )
+    penalised = dict(repetition_penalty=1.7, frequency_penalty=0.6, presence_penalty=0.4, logprobs=logprobs)
+    got = sample(row.clone(), [draw(prompt=prompt, output=output, **penalised)], choice)
     assert got[0].token == expected.argmax().item()
-    assert torch.equal(row, logits(4)), "the input is not modified"
+    if logprobs:  # of the logits before the penalties
+        raw = torch.log_softmax(row[0], -1)
+        assert got[0].logprob == pytest.approx(raw[got[0].token].item(), abs=1e-6)
+        assert [each.token for each in got[0].top] == torch.topk(raw, 2).indices.tolist()
 
 
 def test_minimum_length_masks_every_stop_until_it_is_reached():
     row = torch.zeros(1, VOCAB)
     row[0, 2], row[0, 7] = 9.0, 8.0
-    assert sample(row, [draw(min_tokens=3, generated=2, stops=(2, 7))])[0].token not in (2, 7)
+    assert sample(row.clone(), [draw(min_tokens=3, generated=2, stops=(2, 7))])[0].token not in (2, 7)
     assert sample(row, [draw(min_tokens=3, generated=3, stops=(2, 7))])[0].token == 2
 
 
@@ -163,15 +166,6 @@ CUTS = (
     dict(top_k=2000, top_p=0.9, min_p=0.01),
     dict(top_p=0.9, min_p=0.02),
 )
-
-
-@pytest.fixture(params=["stock", pytest.param("native", marks=needs_kernels)])
-def choice(request) -> TokenChoice:
-    if request.param == "stock":
-        return StockChoice()
-    from runtime.engine.kernels.bindings import Kernels
-
-    return NativeOperations(Kernels())
 
 
 def wide_rows(count: int) -> torch.Tensor:
