@@ -108,7 +108,8 @@ def test_int8_weights_are_held_as_they_are_and_once_for_fine_tunes(zoo) -> None:
     width = 4 if dtype == "float32" else 2
     matrices = 3 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96) + 320 * 64
     saved = bytes_["decompress", 1] - bytes_["native", 1]
-    assert 0.8 * (width - 1) * matrices < saved < (width - 1) * matrices
+    # Matrices as small as these are padded to whole panels: by how much depends on the processor.
+    assert 0.6 * (width - 1) * matrices < saved < (width - 1) * matrices
     layer = bytes_["native", 2] - bytes_["native", 1]
     assert layer < 0.4 * bytes_["native", 1], "one layer of three is not shared"
     units = held["native", 1]._registry.units.units.values()

@@ -143,8 +143,8 @@ def test_a_piece_of_a_prompt_behind_one_of_a_single_token(family, sampling):
     assert sampled(mine) == sampled(anew) and min(followed(mine)) > 0
 
 
-def test_only_greedy_rows_do_without_the_heads_modules(family, sampling, monkeypatch):
-    """The first decode step runs the modules; those that repeat it only where more than the highest logit is needed."""
+def test_rows_without_penalties_and_log_probabilities_do_without_the_heads_modules(family, sampling, monkeypatch):
+    """The first decode step runs the modules; those that repeat it only where more than a choice of logits is needed."""
     calls = []
     whole = LmHead.forward
     monkeypatch.setattr(LmHead, "forward", lambda self, hidden: (calls.append(1), whole(self, hidden))[1])
@@ -153,7 +153,7 @@ def test_only_greedy_rows_do_without_the_heads_modules(family, sampling, monkeyp
         mine.add(f"s{number}", "llama", prompt, sampling, [(0, 0, length(family, "llama"))])
     mine.run()
     assert followed(mine) == [TOKENS - 2]
-    assert len(calls) == (2 if sampling is SAMPLINGS["greedy"] else TOKENS)
+    assert len(calls) == (2 if sampling in (SAMPLINGS["greedy"], SAMPLINGS["drawn"]) else TOKENS)
 
 
 def test_one_row_that_is_not_greedy_among_others(family):
