@@ -144,7 +144,7 @@ def test_a_piece_of_a_prompt_behind_one_of_a_single_token(family, sampling):
 
 
 def test_rows_without_penalties_and_log_probabilities_do_without_the_heads_modules(family, sampling, monkeypatch):
-    """The first decode step runs the modules; those that repeat it only where more than a choice of logits is needed."""
+    """The first decode step runs the modules; repeated ones do only where more than a choice of logits is needed."""
     calls = []
     whole = LmHead.forward
     monkeypatch.setattr(LmHead, "forward", lambda self, hidden: (calls.append(1), whole(self, hidden))[1])
