@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -25,6 +25,26 @@ class PageState(IntEnum):
     FILLING = 2
     RESIDENT = 3
     LENT = 4
+
+
+#: The states that each one may change to.
+NEXT: Mapping[int, frozenset[PageState]] = {
+    PageState.FREE: frozenset({PageState.RESERVED}),
+    PageState.RESERVED: frozenset({PageState.FILLING, PageState.RESIDENT, PageState.LENT, PageState.FREE}),
+    PageState.FILLING: frozenset({PageState.RESIDENT, PageState.RESERVED, PageState.FREE}),
+    # Back to filling or reserved: the last tokens were written by a row that failed, and are forgotten.
+    PageState.RESIDENT: frozenset({PageState.FILLING, PageState.RESERVED, PageState.FREE}),
+    PageState.LENT: frozenset({PageState.FREE}),
+}
+
+#: The field of `PageCounts` that counts each state.
+COUNTED_AS: Mapping[PageState, str] = {
+    PageState.FREE: "free",
+    PageState.RESERVED: "reserved",
+    PageState.FILLING: "local",
+    PageState.RESIDENT: "local",
+    PageState.LENT: "lent",
+}
 
 
 @dataclass(slots=True)

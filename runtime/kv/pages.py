@@ -9,7 +9,7 @@ model. A sequence's table is a list of page sets in token order:
 A page goes free -> reserved (allocated, nothing written) -> filling -> resident (full, not written again) -> free.
 A page that is held for another device goes free -> reserved -> lent -> free. Pages of full page sets may be away, on
 another device: then the table has `AWAY` in their places.
-`_NEXT` holds the allowed transitions, `_COUNTED_AS` the field of `PageCounts` that counts each state.
+`NEXT` holds the allowed transitions, `COUNTED_AS` the field of `PageCounts` that counts each state.
 
 Where weights and pages share one budget (`runtime.scheduler.devices`), `limit` is how many of the pages may be in use
 now. A page is *touched* from when it is taken until it is given back to the system; touched pages are never more than
@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from runtime.kv.page_table import ALL, PageState, PageTable, check_free, check_table
+from runtime.kv.page_table import ALL, COUNTED_AS, NEXT, PageState, PageTable, check_free, check_table
 from runtime.kv.page_table import Group as Group
 from runtime.kv.page_table import Layers as Layers
 from runtime.kv.page_table import PageBookDamaged as PageBookDamaged
@@ -33,24 +33,6 @@ from runtime.types import AWAY, ModelSpec, PageCounts
 
 class OutOfPages(Exception):
     """Raised when fewer pages are free than an `extend` needs. Nothing was changed."""
-
-
-_NEXT: Mapping[int, frozenset[PageState]] = {
-    PageState.FREE: frozenset({PageState.RESERVED}),
-    PageState.RESERVED: frozenset({PageState.FILLING, PageState.RESIDENT, PageState.LENT, PageState.FREE}),
-    PageState.FILLING: frozenset({PageState.RESIDENT, PageState.RESERVED, PageState.FREE}),
-    # Back to filling or reserved: the last tokens were written by a row that failed, and are forgotten.
-    PageState.RESIDENT: frozenset({PageState.FILLING, PageState.RESERVED, PageState.FREE}),
-    PageState.LENT: frozenset({PageState.FREE}),
-}
-
-_COUNTED_AS: Mapping[PageState, str] = {
-    PageState.FREE: "free",
-    PageState.RESERVED: "reserved",
-    PageState.FILLING: "local",
-    PageState.RESIDENT: "local",
-    PageState.LENT: "lent",
-}
 
 
 def groups_for(spec: ModelSpec, tokens: int) -> int:
@@ -333,7 +315,7 @@ class PageBook:
 
         Args:
             layers: The layers [first, last) of the table that the other one has; None: all.
-            taken: Those of them that the table gets, in order; the pages of the others are freed. None: all.
+            taken: Those of them that the table gets, in order; the other pages are freed. None: all.
         """
         table, theirs = self._tables[seq], self._tables[other]
         span, skip = table.span(lo, lo + theirs.tokens - skipped), skipped // table.spec.page_tokens
@@ -397,7 +379,7 @@ class PageBook:
     def counts(self) -> PageCounts:
         """Return the number of pages in each state."""
         fields: Counter[str] = Counter()
-        for state, name in _COUNTED_AS.items():
+        for state, name in COUNTED_AS.items():
             fields[name] += self._in_state[state]
         beyond = self.capacity - self.limit
         return PageCounts(self.limit, fields["free"] - beyond, fields["local"], fields["lent"], fields["reserved"])
@@ -447,14 +429,14 @@ class PageBook:
     def _move(self, group: Group, to: PageState) -> None:
         """Change the state of pages that all have the same state.
 
-        Raises PageBookDamaged for a transition that `_NEXT` does not allow.
+        Raises PageBookDamaged for a transition that `NEXT` does not allow.
         """
         if not group:  # a stage without attention layers
             return
         now = self._state[group[0]]
         if now == to:
             return
-        if to not in _NEXT[now]:
+        if to not in NEXT[now]:
             raise PageBookDamaged(f"page {group[0]} cannot go from {PageState(now).name.lower()} to {to.name.lower()}")
         self._in_state[now] -= len(group)
         self._in_state[to] += len(group)

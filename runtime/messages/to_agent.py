@@ -164,7 +164,7 @@ class RunRows(Message, frozen=True, tag=True, array_like=True):
         generated: Tokens that the sequence has produced so far.
         steps: Decode credit: tokens that may be decoded before they are reported; above 1 only on paths of one hop.
         attempts: Even, growing numbers of rows of sequences with a speculated hop, and of rows that are sent again; a
-            later attempt supersedes rows that started at or after its start. 0 for all others; empty if all are 0.
+            later attempt supersedes rows that started at or after its start. 0 for the rest; empty if all are 0.
         speculate: Whether each row may be predicted; empty if there are no attempts.
         batch: Number of the persistent batch that the rows are; 0 for none. A later message with the same number has
             the same rows in the same order, one token on.

@@ -8,18 +8,15 @@ state between calls; a call writes to a new tensor, or in place where its name e
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
 from ctypes import c_int64
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.kernels.build import PATHS, Build, NoKernels, library
+from runtime.engine.kernels.logits import LogitKernels
 from runtime.engine.kernels.operands import SCALE_ROWS, Lows, OnwardRows, Parts, Pool, PromptChunks, Widths
-from runtime.engine.kernels.signatures import MOST_BEST, RETURNS, SIGNATURES, Half, PagesData, PenaltiesData, StepData
-from runtime.kv.transfers import put
+from runtime.engine.kernels.signatures import RETURNS, SIGNATURES, Half, PagesData, StepData
 
 _PLAIN, _GATED_SILU = 0, 1
 
@@ -51,8 +48,8 @@ class Kernels:
         self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._chunks = found.zoo_keep, found.zoo_decode, found.zoo_chunks
-        self._allow, self._argmax, self._sampled = found.zoo_allow, found.zoo_argmax, found.zoo_sampled
-        self._penalise, self._scored = found.zoo_penalise, found.zoo_scored
+        #: On rows of logits.
+        self.logits = LogitKernels(found, lambda: self.threads)
         self._layers, self._onward = found.zoo_layers, found.zoo_onward
         self.panel, self.coded_panel = int(found.zoo_panel()), int(found.zoo_coded_panel())
         number = int(found.zoo_products())
@@ -370,56 +367,6 @@ class Kernels:
         """
         if self._onward(rows.address):
             raise IndexError("a row has no page for its next token")
-
-    def allow_(self, x: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
-        """Set to minus infinity what a row's mask does not allow, in contiguous x [rows, width].
-
-        `masks`: as `engine.sampling.choice.TokenChoice.allow_`, contiguous.
-        """
-        rows = put(list(masks), x.device)
-        addresses = put([words.ctypes.data for words in masks.values()], x.device)
-        counts = put([len(words) for words in masks.values()], x.device)
-        tables = (rows.data_ptr(), addresses.data_ptr(), counts.data_ptr())
-        self._allow(x.data_ptr(), x.shape[1], len(masks), *tables, self.threads)
-
-    def penalise_(self, x: Tensor, rows: Sequence[PenaltiesData]) -> None:
-        """Apply penalties to rows of contiguous x [.., width]; `row` of each points to its logits."""
-        self._penalise((PenaltiesData * len(rows))(*rows), len(rows), x.shape[-1])
-
-    def scored(self, x: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities of x [rows, width], as `engine.sampling.choice.TokenChoice.scored`.
-
-        `chosen`: indexes in [0, width). `count`: at most `MOST_BEST`.
-        """
-        x, chosen = _rows_of(x, x.shape[-1]), chosen.contiguous()
-        rows, width = x.shape
-        if count > MOST_BEST or chosen.shape != (rows,) or chosen.dtype != torch.int64:
-            raise ValueError(f"{count} best, and {list(chosen.shape)} chosen of {rows} rows")
-        own, values = torch.empty(rows), torch.empty((rows, count))
-        ids = torch.empty((rows, count), dtype=torch.int64)
-        made = (own.data_ptr(), values.data_ptr(), ids.data_ptr())
-        self._scored(x.data_ptr(), rows, width, chosen.data_ptr(), count, *made, self.threads)
-        return own, values, ids
-
-    def argmax(self, x: Tensor) -> Tensor:
-        """Return the index of the first maximum of each row of x [rows, width]; in a row with NaN, of the first NaN."""
-        x = _rows_of(x, x.shape[-1])
-        out = torch.empty(x.shape[0], dtype=torch.int64)
-        self._argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self.threads)
-        return out
-
-    def sampled(self, x: Tensor, columns: Sequence[Tensor]) -> Tensor:
-        """Return one token for each row of x [rows, width], as `engine.sampling.choice.stock_sampled`.
-
-        `columns`: [rows] temperature, top_k, top_p, min_p, numbers in float32, int64, float32, float32, float64. Raises
-        MemoryError.
-        """
-        x = _rows_of(x, x.shape[-1])
-        out = torch.empty(x.shape[0], dtype=torch.int64)
-        pointers = [each.data_ptr() for each in columns]
-        if self._sampled(x.data_ptr(), x.shape[0], x.shape[1], *pointers, out.data_ptr(), self.threads):
-            raise MemoryError(f"no memory to sample {x.shape[0]} rows of {x.shape[1]} logits")
-        return out
 
 
 def can_be_read(weight: Tensor) -> bool:

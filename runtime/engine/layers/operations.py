@@ -185,7 +185,7 @@ class NativeOperations(StockOperations):
 
     def allow_(self, logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         if logits.dtype == torch.float32 and logits.is_contiguous():
-            self.kernels.allow_(logits, masks)
+            self.kernels.logits.allow_(logits, masks)
         else:
             super().allow_(logits, masks)
 
@@ -200,17 +200,17 @@ class NativeOperations(StockOperations):
             )
             for each in penalties
         ]  # fmt: skip
-        self.kernels.penalise_(logits, rows)
+        self.kernels.logits.penalise_(logits, rows)
 
     def scored(self, logits: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         if logits.dtype != torch.float32 or count > MOST_BEST:
             return super().scored(logits, chosen, count)
-        return self.kernels.scored(logits, chosen, count)
+        return self.kernels.logits.scored(logits, chosen, count)
 
     def largest(self, logits: Tensor) -> Tensor:
-        return self.kernels.argmax(logits) if logits.dtype == torch.float32 else super().largest(logits)
+        return self.kernels.logits.argmax(logits) if logits.dtype == torch.float32 else super().largest(logits)
 
     def sampled(self, logits: Tensor, by: SamplingColumns) -> Tensor:
         if logits.dtype != torch.float32:
             return super().sampled(logits, by)
-        return self.kernels.sampled(logits, by.tensors(logits.device))
+        return self.kernels.logits.sampled(logits, by.tensors(logits.device))

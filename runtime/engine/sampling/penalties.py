@@ -23,7 +23,7 @@ class RowPenalties:
         row: Its index.
         ids: Different tokens that are penalised.
         counts: How often each one is in the output; 0 for those of the prompt alone.
-        repetition: What positive logits are divided by and others multiplied with; 1 for no such penalty.
+        repetition: What positive logits are divided by, and the rest multiplied with; 1 for no such penalty.
         frequency: Subtracted for each time in the output.
         presence: Subtracted once for a token of the output.
     """

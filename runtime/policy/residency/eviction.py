@@ -3,7 +3,7 @@
     stages_to_unload(resident, incoming, limit, order)      the stages that leave, or None if too few can
 
 A queue of waiting sequences tells which stages are needed next, so the stage with the furthest next use leaves first
-(Belady's rule); stages that no waiting sequence needs leave before all others, the least recently used of them first.
+(Belady's rule); stages that no waiting sequence needs leave before the rest, the least recently used of them first.
 `lru` looks at the last use only, and is the baseline. Blocks that several stages share count once, and leave with the
 last stage that has them. Pure functions; sizes in bytes.
 """

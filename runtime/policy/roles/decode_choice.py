@@ -25,7 +25,7 @@ class DecodeCell(NamedTuple):
 
     Fields:
         heavy, light: Sequences that decode there, with those on their way.
-        free: Share of its pages that is free, or not needed for the sequence as others there have them.
+        free: Share of its pages that is free, or not needed as other sequences there have them.
         lasts: Whether its pages last for the sequence.
         present: Share of the sequence's context of which K and V are there.
     """

@@ -5,7 +5,7 @@ Contract:
 - Pages of hand-offs under way, of cached prefixes that sequences share, and of migrations are not free. Idle cached
   prefixes are (UN-07).
 - Pages that sequences of the device share count as taken for good: they stay when one of these ends. Of the sequence
-  that is let in, those among them do not count; all others count as its own.
+  that is let in, those among them do not count; the rest count as its own.
 - A device where nothing runs lacks none, so that a sequence that is expected to need more than it has runs in the end.
 """
 
@@ -44,7 +44,7 @@ class PageReserve:
 
         Args:
             needs: Pages per page set, by device.
-            stay: Pages with K and V of the sequence that others share there, by device.
+            stay: Pages with K and V of the sequence that other sequences share there, by device.
         """
         lengths = self._state.lengths
         if lengths is None or self._rule == "greedy":

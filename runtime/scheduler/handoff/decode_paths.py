@@ -1,7 +1,7 @@
 """Choose the path on which a sequence decodes: the least loaded one, or by interference (TI-14).
 
 Of nearly equally good paths the one is taken that has more of the sequence's K and V (`present_margin`): less is sent
-then, and pages that others use there are not needed again.
+then, and pages that other sequences use there are not needed again.
 
 Contract: cells are paths that have no device in common, the least loaded one first. The choice is a function of the
 scheduler's events: random numbers are digests of sequences' names. It sends nothing.

@@ -1,13 +1,13 @@
 """Mend sequences of which a creditor has died: only the page sets that it held are computed again (IL-18).
 
-    death -> lose: page sets [a, b) of the sequence are nowhere, in some layers; all others stay where they are
+    death -> lose: page sets [a, b) of the sequence are nowhere, in some layers; the rest stay where they are
         -> no row in flight -> start --MendPages--> debtor: a row over at most a chunk of them, which attends to all
            tokens before -> MigrationReady: pages of its own again, to keep or to lend -> the next chunk … -> it goes on
 
 Contract:
 - Lost page sets are computed in order, so that K and V of all tokens before are there.
 - A row passes all layers, with pages for all of them: a lost layer needs what those before it make of the tokens. The
-  sequence gets those of the lost layers and keeps what it has of the others, here or on living devices.
+  sequence gets those of the lost layers and keeps what it has of the rest, here or on living devices.
 - A mend is of one hop, the first with losses. Its row passes the hops before, too, where nothing is lost any more.
 - The sequence rests meanwhile: rows of its own would attend to what is not there.
 - A step that waited for a dead creditor has failed; rows that had nothing else to do with it are sent again. One of a

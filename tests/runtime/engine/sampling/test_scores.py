@@ -45,6 +45,6 @@ def test_chosen_tokens_are_checked(choice):
     if type(choice).__name__ != "NativeOperations":
         pytest.skip("torch raises what it raises")
     with pytest.raises(ValueError, match="2 rows"):
-        choice.kernels.scored(torch.zeros(2, 8), torch.tensor([1]), 1)
+        choice.kernels.logits.scored(torch.zeros(2, 8), torch.tensor([1]), 1)
     with pytest.raises(ValueError, match="65 best"):
-        choice.kernels.scored(torch.zeros(1, 80), torch.tensor([1]), 65)
+        choice.kernels.logits.scored(torch.zeros(1, 80), torch.tensor([1]), 65)

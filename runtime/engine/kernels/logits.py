@@ -1,0 +1,82 @@
+"""The compiled kernels on rows of logits: masks, penalties, the highest, draws, log-probabilities."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.engine.kernels.signatures import MOST_BEST, PenaltiesData
+from runtime.kv.transfers import put
+
+
+class LogitKernels:
+    """Functions of rows of float32 logits on a CPU.
+
+    Args:
+        found: The loaded library.
+        threads: Returns how many threads a call may use.
+    """
+
+    def __init__(self, found: ctypes.CDLL, threads: Callable[[], int]) -> None:
+        self._found, self._threads = found, threads
+
+    def allow_(self, x: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        """Set to minus infinity what a row's mask does not allow, in contiguous x [rows, width].
+
+        `masks`: as `engine.sampling.choice.TokenChoice.allow_`, contiguous.
+        """
+        rows = put(list(masks), x.device)
+        addresses = put([words.ctypes.data for words in masks.values()], x.device)
+        counts = put([len(words) for words in masks.values()], x.device)
+        tables = (rows.data_ptr(), addresses.data_ptr(), counts.data_ptr())
+        self._found.zoo_allow(x.data_ptr(), x.shape[1], len(masks), *tables, self._threads())
+
+    def penalise_(self, x: Tensor, rows: Sequence[PenaltiesData]) -> None:
+        """Apply penalties to rows of contiguous x [.., width]; `row` of each points to its logits."""
+        self._found.zoo_penalise((PenaltiesData * len(rows))(*rows), len(rows), x.shape[-1])
+
+    def scored(self, x: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities of x [rows, width], as `engine.sampling.choice.TokenChoice.scored`.
+
+        `chosen`: indexes in [0, width). `count`: at most `MOST_BEST`.
+        """
+        x, chosen = _contiguous(x), chosen.contiguous()
+        rows, width = x.shape
+        if count > MOST_BEST or chosen.shape != (rows,) or chosen.dtype != torch.int64:
+            raise ValueError(f"{count} best, and {list(chosen.shape)} chosen of {rows} rows")
+        own, values = torch.empty(rows), torch.empty((rows, count))
+        ids = torch.empty((rows, count), dtype=torch.int64)
+        made = (own.data_ptr(), values.data_ptr(), ids.data_ptr())
+        self._found.zoo_scored(x.data_ptr(), rows, width, chosen.data_ptr(), count, *made, self._threads())
+        return own, values, ids
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """Return the index of the first maximum of each row of x [rows, width]; in a row with NaN, of the first NaN."""
+        x = _contiguous(x)
+        out = torch.empty(x.shape[0], dtype=torch.int64)
+        self._found.zoo_argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self._threads())
+        return out
+
+    def sampled(self, x: Tensor, columns: Sequence[Tensor]) -> Tensor:
+        """Return one token for each row of x [rows, width], as `engine.sampling.choice.stock_sampled`.
+
+        `columns`: [rows] temperature, top_k, top_p, min_p, numbers in float32, int64, float32, float32, float64. Raises
+        MemoryError.
+        """
+        x = _contiguous(x)
+        out = torch.empty(x.shape[0], dtype=torch.int64)
+        pointers = [each.data_ptr() for each in columns]
+        if self._found.zoo_sampled(x.data_ptr(), x.shape[0], x.shape[1], *pointers, out.data_ptr(), self._threads()):
+            raise MemoryError(f"no memory to sample {x.shape[0]} rows of {x.shape[1]} logits")
+        return out
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        raise ValueError(f"logits are float32 on a CPU, not {x.dtype} on {x.device}")
+    return x.contiguous()
