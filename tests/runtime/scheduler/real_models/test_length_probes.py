@@ -207,7 +207,13 @@ def known_later(family: Bench, answers: dict[str, list[int]]) -> dict[str, list[
     return found
 
 
-def again(bench: Bench, devices: int, steps: int, engines: EngineConfig = CONFIG, **changes) -> VirtualCluster:  # noqa: F811
+def again(
+    bench: Bench,  # noqa: F811
+    devices: int,
+    steps: int,
+    engines: EngineConfig = CONFIG,
+    **changes,
+) -> VirtualCluster:
     agents = AgentConfig(recompute_chunk=4, fetch_window=1, length_probes=True, probe_steps=steps)
     return ask(cluster_of(bench, devices, engines=engines, agent_config=agents, **changes))
 
