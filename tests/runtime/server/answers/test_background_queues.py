@@ -170,8 +170,9 @@ def test_a_completion_that_another_server_aborts_ends_with_an_error(start_queued
             assert queue is not None
             with queue.store.database.writing() as connection:
                 requests.remove(connection, name)
-            brake.free()
+        began = time.monotonic()
         text += "".join(parts)
+        assert time.monotonic() - began < 15, "before the brake lets go"
         brake.free()
         assert f'"code":"request_{"not_found" if removed else "aborted"}"' in text
         assert text.endswith("data: [DONE]\n\n")
