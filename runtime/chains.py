@@ -597,7 +597,8 @@ class StageEngine(Protocol):
       returns to a device has one page table per stage there.
     - Rows of a stage that does not begin with the embedding carry zeros as tokens; their hidden states [tokens, width]
       are in `inputs` under the row's name. `sample` is true only in stages with a head. The same holds for rows that
-      enter inside their stage (`Row.enters`); the layers before are not run, and their pages only read.
+      enter inside their stage (`Row.enters`); the layers before are not run, and their pages only read. Of rows that
+      leave inside it (`Row.layers`) the layers behind are not run, and their pages are neither read nor written.
     - A stage without attention takes no pages. Pages have the same bytes on all devices, and all stages of a model put
       the same number of tokens into a page. Positions before a table's first row are already in its pages: they are
       shared, or were written by `write_pages`.

@@ -140,6 +140,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         saves: Components of the stage, in order, of which the input hidden states are returned (`StageResult.saved`).
         probed: Forecast the answer's length from the hidden state of its last token, if the stage has the model's
             probe, and one for the answer's own tokens if that is one.
+        layers: Attention layers of the stage, from its first one on, that the row passes; 0: it runs the whole stage.
+            Such a row does not sample, and its hidden states are of no use.
     """
 
     seq: str
@@ -153,6 +155,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     enters: int = 0
     saves: tuple[int, ...] = ()
     probed: bool = False
+    layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

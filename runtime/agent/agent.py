@@ -149,6 +149,8 @@ class Agent:
         )
         self._by_layer = PagesByLayer(device, self._tables, self._sequence_table.sequences, page_bytes)
         self._strides = strides
+        #: Pages that go as soon as no step writes or reads their table.
+        self._late: list[SendAway] = []
         self._steps = StepPlanner(
             self._tables,
             self._sequence_table,
@@ -284,7 +286,7 @@ class Agent:
         out = self._results.finish(result, now, lane)
         if self._by_layer:
             out = [*out, *self._by_layer.settle()]
-        return [*out, *self._bids(), *self._parted()]
+        return [*out, *self._go_late(), *self._bids(), *self._parted()]
 
     def fail_step(
         self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False, intact: bool = False
@@ -301,7 +303,7 @@ class Agent:
         """
         names = {each.name for each in self._steps.oldest_step(lane)[1]} if self._by_layer else set()
         out = self._results.fail(reason, now, lane, retry, intact)
-        return [*out, *self._by_layer.fail(names), *self._bids(), *self._parted()]
+        return [*out, *self._go_late(), *self._by_layer.fail(names), *self._bids(), *self._parted()]
 
     def answer_pages(self, want: PageRequest, now: int) -> list[AgentCommand]:
         """Answer a request for pages, or for kept hidden states. It only reads: a step may run meanwhile."""
@@ -435,15 +437,31 @@ class Agent:
         return [*out, *self._moves.drop_loans()]
 
     def _send_away(self, order: SendAway) -> list[AgentCommand]:
-        """Free pages that another device has now; if they cannot be, the sequence runs again."""
+        """Free pages that another device has now; if they cannot be, the sequence runs again.
+
+        A row that came over an earlier hop may be faster than the order: then they are freed behind its step, or before
+        it, if it computes lost tokens and has to wait for pages.
+        """
         sequence = self._sequence_table.sequences.get(order.seq)
         if sequence is None or sequence.epoch != order.epoch:
             return []
         key = sequence.keys.get(order.lo, "")
-        if self._tables.send_away(key, order.creditor, order.loan, order.first, order.last, order.layers):
+        mending = self._moves.mending
+        closed = mending.close_gaps(key)
+        gone = self._tables.send_away(key, order.creditor, order.loan, order.first, order.last, order.layers)
+        mending.open_gaps(closed)
+        if gone:
+            return []
+        if self._tables.writes(key) or mending.mends(key):
+            self._late.append(order)
             return []
         why = "its pages cannot be another device's"
         return [Send(SCHEDULER, RowsLost(self.device, (order.seq,), (order.epoch,), why, True))]
+
+    def _go_late(self) -> list[AgentCommand]:
+        """Free the pages that waited for a step."""
+        late, self._late = self._late, []
+        return [command for order in late for command in self._send_away(order)] if late else []
 
     def _save_sequence(self, seq: str, epoch: int, tokens: int) -> list[AgentCommand]:
         """Close a sequence, and keep its K and V in host memory (QL-10)."""

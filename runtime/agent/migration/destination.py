@@ -284,6 +284,11 @@ class IncomingMigrations:
         """Compute tokens of a sequence again that a dead device held."""
         return self._mending.begin(order, arrays, sequence, self._rows, now)
 
+    @property
+    def mending(self) -> PageMending:
+        """What is computed again here."""
+        return self._mending
+
     def lent_pages(self, want: PageRequest) -> tuple[int, ...] | None:
         """Return the pages of a loan that a request asks for; None if they are not held here."""
         move = self._incoming.get(want.loan)

@@ -26,18 +26,20 @@ from runtime.types import SamplingParams
 _SILENT = SamplingParams(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PagesToMend:
     """Tokens that are computed again.
 
     Fields:
         key: Key of the table that they are computed in.
         mended: Key of the sequence's table, which gets their pages.
+        row: The row that computes them.
     """
 
     order: MendPages
     key: str
     mended: str
+    row: QueuedRow
 
 
 class PageMending:
@@ -51,6 +53,24 @@ class PageMending:
         """Return the tables that tokens are computed in."""
         return {each.key for each in self._under_way.values()}
 
+    def mends(self, key: str) -> bool:
+        """Return whether tokens of a table are computed again now."""
+        return any(each.mended == key for each in self._under_way.values())
+
+    def close_gaps(self, key: str) -> list[PagesToMend]:
+        """Release what waits for a step to compute tokens of a table; return it."""
+        waits = [each for each in self._under_way.values() if each.mended == key and not self._tables.writes(each.key)]
+        for each in waits:
+            self._tables.release(each.key)
+        return waits
+
+    def open_gaps(self, closed: list[PagesToMend]) -> None:
+        """Take up again what `close_gaps` has released: other devices may have more of the tokens before now."""
+        for mend in closed:
+            order = mend.order
+            key = self._tables.open_gap(mend.mended, f"{order.seq}!{order.move}", order.path[0][1], order.first)
+            mend.key = mend.row.name = mend.key if key is None else key
+
     def begin(
         self, order: MendPages, arrays: Sequence[Array], sequence: AgentSequence | None, rows: list[QueuedRow], now: int
     ) -> list[AgentCommand]:
@@ -63,15 +83,31 @@ class PageMending:
         key = self._tables.open_gap(mended, name, lo, order.first) if self._tables.has(mended) else None
         if key is None:
             return self._failed(order, "the tokens before them are not here")
-        self._under_way[order.move] = PagesToMend(order, key, mended)
         asked = AgentSequence(replace(sequence.request, sampling=_SILENT), order.epoch, (), ())
         stage, count = sequence.stages[lo], len(order.tokens)
         ids, states = (None, arrays[0]) if arrays else (order.tokens, None)
-        rows.append(
-            QueuedRow(
-                asked, order.epoch, 0, key, stage, order.first, count, ids, states, False, 0, 1, now, True, order.move
-            )
+        # Behind the last lost layer nothing is needed, unless a later hop has it.
+        layers = max(each.layers[1] for each in order.lost) if len(order.path) == 1 else 0
+        row = QueuedRow(
+            asked,
+            order.epoch,
+            0,
+            key,
+            stage,
+            order.first,
+            count,
+            ids,
+            states,
+            False,
+            0,
+            1,
+            now,
+            True,
+            order.move,
+            layers=layers,
         )
+        self._under_way[order.move] = PagesToMend(order, key, mended, row)
+        rows.append(row)
         return []
 
     def finish_row(self, row: QueuedRow, outputs: Mapping[str, Array]) -> list[AgentCommand] | None:

@@ -124,6 +124,7 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
         part: True if the rest of its tokens waits behind it.
         credit: The credit that it is decoded on.
         awaits: Number of the step that samples its token, while that is not known yet; else 0.
+        layers: Attention layers that it passes, as in `types.Row`.
     """
 
     sequence: AgentSequence
@@ -148,6 +149,7 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
     part: bool = False
     credit: Credit | None = None
     awaits: int = 0
+    layers: int = 0
 
     @property
     def divisible(self) -> bool:

@@ -190,6 +190,7 @@ class StepPlanner:
             enters,
             each.saves,
             self._probes and (again or not each.generated) and each.forecasts,
+            each.layers,
         )
 
 

@@ -69,15 +69,16 @@ def rows_of(
 def laid(models: Mapping[str, LoadedModel], plan: StepPlan, before: Sampling | None = None) -> dict[str, ModelBatch]:
     """Do the same as `rows_of` for a plan with its new pages in the page tables already.
 
-    Rows that enter inside a model are a batch beside those of the whole model. No name of a model has the separator.
+    Rows that pass a part of a model are a batch beside those of the whole model. No name of a model has the separator.
     """
-    by_model: dict[str, dict[int, list[Row]]] = {}
+    by_model: dict[str, dict[tuple[int, int], list[Row]]] = {}
     for row in plan.rows:
-        by_model.setdefault(row.model, {}).setdefault(row.enters, []).append(row)
+        by_model.setdefault(row.model, {}).setdefault((row.enters, row.layers), []).append(row)
     return {
-        f"{name}\x1f{enters}" if enters else name: _rows(models[name].rest(enters), rows, before)
+        f"{name}\x1f{enters}\x1f{layers}" if enters or layers else name:
+            _rows(models[name].part(enters, layers), rows, before)
         for name in models if name in by_model
-        for enters, rows in sorted(by_model[name].items())
+        for (enters, layers), rows in sorted(by_model[name].items())
     }  # fmt: skip
 
 

@@ -68,7 +68,8 @@ def verify_row(row: Row, held: HeldTable, last: bool, away: Callable[[int, int],
     )
     require(not spec.kv_layers or groups * spec.page_tokens >= end, f"{row.seq}: {groups} groups for {end} tokens")
     require(end - spec.virtual_tokens <= spec.max_model_len, f"{row.seq}: {end} tokens are too many")
-    require(not row.sample or last, f"{row.seq}: samples without a head")
+    require(not row.sample or (last and not row.layers), f"{row.seq}: samples without a head")
+    require(0 <= row.layers <= spec.kv_layers, f"{row.seq}: it has no {row.layers} layers")
     require(
         not row.sample or end == prompt + row.generated,
         f"{row.seq}: {end} tokens are not its prompt and {row.generated}",
@@ -102,6 +103,6 @@ def verify_input(row: Row, held: HeldTable, parts: Sequence[IntegerPart], given:
 def written_pages(row: Row, held: HeldTable, parts: Sequence[IntegerPart]) -> set[int]:
     """Return the pages that a row writes: those of the layers that it passes. `parts`: those of its stage."""
     groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
-    first = sum(part.attends for part in parts[: row.enters])
+    first, last = sum(part.attends for part in parts[: row.enters]), row.layers or held.spec.kv_layers
     ran = groups[row.start // width : -(-(row.start + len(row.tokens)) // width)]
-    return {page for group in ran for page in group[first:]}
+    return {page for group in ran for page in group[first:last]}

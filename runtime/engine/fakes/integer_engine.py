@@ -322,6 +322,8 @@ class IntegerEngine:
         parts = self._parts(held.stage)
         layer = sum(part.attends for part in parts[: row.enters])
         for place, part in enumerate(parts[row.enters :], row.enters):
+            if row.layers and layer == row.layers:
+                break
             if place in row.saves:
                 saved.setdefault(row.seq, {})[place] = Array("int64", (len(values), 1), array("q", values).tobytes())
             attended: Iterable[int] = [0] * len(values)

@@ -120,7 +120,7 @@ class LoadedModel:
     constraints: Constraints | None = None
     _chain: tuple[str, ...] = ()
     _drops_from: int = 0
-    _rests: dict[int, LoadedModel] = field(default_factory=dict)
+    _parts: dict[tuple[int, int], LoadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._chain = tuple(unit.digest for unit in self.units)
@@ -132,22 +132,28 @@ class LoadedModel:
         """Size of the hidden states that the first component reads."""
         return self.widths[0]
 
-    def rest(self, at: int) -> LoadedModel:
-        """Return components [at, end) as a view, with the same sequences, page tables and layer numbers.
+    def part(self, at: int, layers: int = 0) -> LoadedModel:
+        """Return some components as a view, with the same sequences, page tables and layer numbers.
 
-        Its rows enter at component `at` with hidden states (`types.Row.enters`). Raises ValueError if there is no such
-        component.
+        Args:
+            at: The first component, which its rows enter with hidden states (`types.Row.enters`).
+            layers: The last component is the one with attention layer number `layers` (`types.Row.layers`); 0: the
+                last one of all.
+
+        Raises:
+            ValueError: There is no such component, or no such layer.
         """
-        if not at:
+        if not at and not layers:
             return self
-        if not 0 < at < len(self.units):
+        if at and not 0 < at < len(self.units):
             raise ValueError(f"{self.spec.name} has no component {at} to enter at")
-        known = self._rests.get(at)
+        end = self.kv_index.index(layers - 1) + 1 if layers else len(self.units)
+        known = self._parts.get((at, end))
         if known is None:
-            manifest = replace(self.manifest, components=self.manifest.components[at:])
-            known = self._rests[at] = replace(
-                self, manifest=manifest, units=self.units[at:], kv_index=self.kv_index[at:],
-                adapters=self.adapters[at:], widths=self.widths[at:], _rests={},
+            manifest = replace(self.manifest, components=self.manifest.components[at:end])
+            known = self._parts[at, end] = replace(
+                self, manifest=manifest, units=self.units[at:end], kv_index=self.kv_index[at:end],
+                adapters=self.adapters[at:end], widths=self.widths[at:end], _parts={},
             )  # fmt: skip
         return known
 

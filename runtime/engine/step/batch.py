@@ -38,7 +38,8 @@ class ModelBatch:
             embedding.
         awaited: The ids that are still on the device; None if there are none.
 
-    Rows that enter inside a stage (`Row.enters`) are a batch of their own, of a view (`LoadedModel.rest`).
+    Rows that enter or leave inside a stage (`Row.enters`, `layers`) are a batch of their own, of a view
+    (`LoadedModel.part`).
     """
 
     model: LoadedModel

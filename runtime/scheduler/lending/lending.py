@@ -264,7 +264,7 @@ class Lending:
     def _pieces(self, sequence: ScheduledSequence, hop: Hop, need: int) -> list[LoanPiece]:
         """Return what a sequence can lend of a hop to make room for so many pages, the best first."""
         state, spec = self._state, sequence.spec
-        full = sequence.computed // spec.page_tokens
+        full = (sequence.computed - 1) // spec.page_tokens  # its device has the page set of the latest token
         here = [
             each._replace(groups=(each.groups[0], min(each.groups[1], full)))
             for each in state.page_accounting.lendable(

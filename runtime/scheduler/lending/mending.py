@@ -6,8 +6,9 @@
 
 Contract:
 - Lost page sets are computed in order, so that K and V of all tokens before are there.
-- A row passes all layers, with pages for all of them: a lost layer needs what those before it make of the tokens. The
-  sequence gets those of the lost layers and keeps what it has of the rest, here or on living devices.
+- A row passes the layers up to the last lost one, with pages of its own: a lost layer needs what those before it make
+  of the tokens. The sequence gets the pages of lost layers, and keeps what it has of the rest, here or on living
+  devices.
 - A mend is of one hop, the first with losses. Its row passes the hops before, too, where nothing is lost any more.
 - The sequence rests meanwhile: rows of its own would attend to what is not there.
 - A step that waited for a dead creditor has failed; rows that had nothing else to do with it are sent again. One of a

@@ -15,7 +15,19 @@ import pytest
 from msgspec.structs import replace
 
 from runtime.chains import Array
-from runtime.messages import SCHEDULER, ForwardRows, Message, PageData, PageRequest, RendezvousKey, RowsLost, Shutdown
+from runtime.messages import (
+    SCHEDULER,
+    ForwardRows,
+    LostLayers,
+    MendPages,
+    Message,
+    MigrationFailed,
+    PageData,
+    PageRequest,
+    RendezvousKey,
+    RowsLost,
+    Shutdown,
+)
 from runtime.transport.checksums import ArrayChecksums, digest_of
 from runtime.transport.interfaces import PeerNotice
 from runtime.transport.messenger import Envelope, Messenger, PeerCut
@@ -61,7 +73,7 @@ class Two:
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             for item in self.scheduler.receive(0.02):
-                if isinstance(item, Envelope) and isinstance(item.message, RowsLost):
+                if isinstance(item, Envelope) and isinstance(item.message, RowsLost | MigrationFailed):
                     return item.message
         raise AssertionError("nothing was told to be lost")
 
@@ -133,6 +145,15 @@ def test_rows_whose_tensor_does_not_come_are_lost_and_what_is_behind_them_goes_o
     lost = two.lost()
     assert isinstance(lost, RowsLost) and (lost.device, lost.seqs, lost.epochs, lost.retry) == ("b", ("s",), (1,), True)
     assert "within 1 s" in lost.reason
+
+
+def test_a_mend_whose_tensor_does_not_come_has_failed(two: Two) -> None:
+    two.a.send("b", MendPages(3, "s", 1, (("b", 2),), (LostLayers(1, (0, 2)),), 16, (7,)), (STATE,))
+    two.until_expected(1)
+    two.direct_b.come("a", 1, error="gone")
+    assert two.at_b(1, 0.1) == []
+    failed = two.lost()
+    assert isinstance(failed, MigrationFailed) and (failed.device, failed.move, failed.seq) == ("b", 3, "s")
 
 
 def test_pages_whose_tensor_does_not_come_say_so(two: Two) -> None:

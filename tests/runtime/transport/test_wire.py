@@ -26,6 +26,8 @@ from runtime.messages import (
     LengthsProbed,
     LinkClosed,
     LoadStages,
+    LostLayers,
+    MendPages,
     Message,
     MigrationReady,
     Offer,
@@ -58,6 +60,7 @@ SPEC = ModelSpec("m[0:3]", 1, 4, 64, 100)
 ROWS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
 TURNS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4), (4, 5), (True, False))
 PAIR = ForwardRows(("a", "b"), (1, 1), (1, 1), (0, 0), (1, 1), (True, True), (0, 0))
+MEND = MendPages(3, "a", 1, (("y", 2),), (LostLayers(1, (0, 2)),), 16, (7, 8))
 STATES = (Array("float32", (3, 2), bytes(range(24))), Array("float32", (1, 2), bytes(range(8))))
 REQUEST = SequenceRequest(
     "a", "r", "org/m", (1, 2, 3), SamplingParams(4, logit_bias=((3, -1.5),), stop_token_ids=(7,)), slo_ms=50
@@ -113,6 +116,8 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
         (),
     ),
     (RowsLost("x", ("a",), (1,), "no pages", True), ()),
+    (MendPages(3, "a", 1, (("x", 0), ("y", 2)), (LostLayers(1, (0, 2)), LostLayers(2, (3, 4))), 16, (7, 8)), ()),
+    (MEND, (Array("float32", (2, 3), bytes(24)),)),
     (AgentStats("x", 1, 2, 3, 4, 5, (("block", 1),)), ()),
     (LoadStages((Stage("m", 0, 3),), (("b", "c"),), counts=((1, 2),)), ()),
     (ReadAhead((Stage("m", 0, 3),), (("b", "c"),), ((1, 2),)), ()),
@@ -374,6 +379,24 @@ def test_arrays_that_are_alike_are_said_once() -> None:
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):
         decode(frames)
+
+
+def test_a_mend_has_the_states_of_its_tokens_and_lost_layers_of_its_last_hop() -> None:
+    right = ("float32", (2, 3))
+    frames = [
+        lying(MEND, []),
+        lying(MEND, [("float32", (3, 3))], bytes(36)),
+        lying(MEND, [("float32", (2,))], bytes(8)),
+    ]
+    for change in (
+        {"lost": ()}, {"lost": (LostLayers(1, (2, 2)),)}, {"lost": (LostLayers(1, (-1, 2)),)}, {"path": ()},
+        {"path": (("x", 0),)}, {"path": (("y", 2), ("z", -3))}, {"first": -16}, {"tokens": ()},
+    ):  # fmt: skip
+        frames.append(lying(structs.replace(MEND, **change), [right], bytes(24)))
+    for each in frames:
+        with pytest.raises(WireError):
+            decode(each)
+    assert decode(lying(MEND, [right], bytes(24))).message == MEND
 
 
 def test_arrays_without_elements_cannot_be_so_many_that_they_fill_the_memory() -> None:

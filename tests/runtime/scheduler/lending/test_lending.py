@@ -61,6 +61,18 @@ def test_contexts_beyond_a_device_are_answered_exactly(devices: int, pages: int,
     assert counters.loan_pages == lent > tokens / 4 * 3 - pages
 
 
+@pytest.mark.parametrize("pages", range(38, 56, 3))
+def test_what_is_lent_is_never_all_that_its_device_has_written(pages: int) -> None:
+    """Whatever number of page sets a prompt begins with, and a chunk has: the device can give away what it is to."""
+    one = cluster(4, pages, placement="partition")
+    one.ask(request("beside", prompt(24), "m", max_tokens=40, ignore_eos=True))
+    one.ask(request("a", prompt(70, 1), "m", max_tokens=10), at=5 * MS)
+    one.run()
+    one.expect()
+    counters = one.scheduler.state().counters
+    assert counters.loans > 0 and counters.preemptions == 0
+
+
 def test_without_lending_the_error_names_both_sizes_and_with_it_what_may_be_lent() -> None:
     off, less = cluster(mode="off"), cluster(cap=0.1)
     for one in (off, less):

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from runtime.chains import Array, StageResult
 from runtime.config import ClusterConfig
 from runtime.control.scheduler_io import AgentDown
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.lending_config import LendingConfig, LoanShape
 from runtime.messages import MendPages, RunRows
+from runtime.types import StepPlan
 from tests.runtime.scheduler.anything import Anything
 from tests.runtime.scheduler.lending.test_lending import M, cluster, prompt
 from tests.runtime.scheduler.lending.test_recalls import two_that_share_a_device
@@ -327,3 +330,23 @@ def test_schedules_with_loans_mend() -> None:
         one.expect_end()
         mended += one.scheduler.state().counters.mends
     assert mended > 1
+
+
+@pytest.mark.parametrize(("shape", "layers"), [("layers", {1}), ("tokens", {6})])
+def test_rows_of_a_mend_pass_no_layer_behind_the_last_lost_one(
+    shape: LoanShape, layers: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed, run = set[int](), IntegerEngine.run
+
+    def recorded(self: IntegerEngine, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        passed.update(row.layers for row in plan.rows if "!" in row.seq)
+        return run(self, plan, inputs)
+
+    monkeypatch.setattr(IntegerEngine, "run", recorded)
+    for at in range(30, 70, 10):
+        one = of_six_layers(shape, 8, 120, cap=0.3)
+        one.ask(request("a", prompt(180), "m", max_tokens=40, ignore_eos=True))
+        one.at(at * MS, lambda one=one: one.kill("d1"))
+        one.run()
+        one.expect()
+    assert passed == layers
