@@ -1,4 +1,4 @@
-"""The compiled kernels on rows of logits: masks, penalties, the highest, draws, log-probabilities."""
+"""The compiled kernels on rows of logits: masks, penalties, draws, log-probabilities."""
 
 from __future__ import annotations
 
@@ -54,13 +54,6 @@ class LogitKernels:
         made = (own.data_ptr(), values.data_ptr(), ids.data_ptr())
         self._found.zoo_scored(x.data_ptr(), rows, width, chosen.data_ptr(), count, *made, self._threads())
         return own, values, ids
-
-    def argmax(self, x: Tensor) -> Tensor:
-        """Return the index of the first maximum of each row of x [rows, width]; in a row with NaN, of the first NaN."""
-        x = _contiguous(x)
-        out = torch.empty(x.shape[0], dtype=torch.int64)
-        self._found.zoo_argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self._threads())
-        return out
 
     def sampled(self, x: Tensor, columns: Sequence[Tensor]) -> Tensor:
         """Return one token for each row of x [rows, width], as `engine.sampling.choice.stock_sampled`.

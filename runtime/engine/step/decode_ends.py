@@ -53,16 +53,21 @@ class PlainHead:
         self._choice = choice
 
     def tokens(
-        self, hidden: Tensor, masks: Mapping[int, NDArray[np.uint32]], sampled: Sequence[int], by: SamplingColumns
+        self,
+        hidden: Tensor,
+        masks: Mapping[int, NDArray[np.uint32]],
+        sampled: Sequence[int],
+        by: SamplingColumns | None,
     ) -> list[int]:
         """Return each row's token: of the `sampled` rows a draw, else the first with the highest logit.
 
-        `masks`: by row, the tokens that its grammar allows.
+        `masks`: by row, the tokens that its grammar allows. `by`: of the sampled rows, None if there are none.
         """
         logits = self._product.multiply(self._kernels.norm(hidden, self._weight, self._eps))[0]
         if masks:
             self._choice.allow_(logits, masks)
-        tokens: list[int] = choose(logits, sampled, by, self._choice).tolist()
+        chosen = self._kernels.argmax(logits) if by is None else choose(logits, sampled, by, self._choice)
+        tokens: list[int] = chosen.tolist()
         return tokens
 
 
@@ -98,13 +103,15 @@ class AskedOfRows:
     sampled: tuple[int, ...]
     params: tuple[SamplingParams, ...]
 
-    def now(self, rows: Sequence[Row]) -> tuple[dict[int, NDArray[np.uint32]], Sequence[int], SamplingColumns]:
-        """Return masks by row, the rows that are drawn, and what they are drawn by."""
+    def now(self, rows: Sequence[Row]) -> tuple[dict[int, NDArray[np.uint32]], Sequence[int], SamplingColumns | None]:
+        """Return masks by row, the rows that are drawn, and what they are drawn by; None if there are none."""
         masks: dict[int, NDArray[np.uint32]] = {}
         for at, model in self.bound:
             held = model.sequences[rows[at].seq]
             if held.constraint is not None:
                 masks[at] = held.constraint.allowed(held.output[: rows[at].generated])
+        if not self.sampled:
+            return masks, (), None
         return masks, self.sampled, columns_of(self.params, [rows[at].generated for at in self.sampled])
 
 

@@ -270,7 +270,8 @@ class _Course:
                 if held.constraint is not None:
                     bound.append((held.constraint, held.output))
                 sampled.append(Sampled(row.seq, token))
-        prepare_masks(bound)
+        if bound:
+            prepare_masks(bound)
         return tuple(sampled)
 
     def _embedded(self, embedding: SharedComponent, rows: Sequence[Row]) -> Tensor:

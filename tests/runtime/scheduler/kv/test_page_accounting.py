@@ -227,7 +227,7 @@ def test_pages_of_some_layers_change_their_place_as_every_page_by_itself_would(s
         if rng.random() < 0.3:
             accounting.grow(holding, 1)
             where |= {(layer, holding.groups - 1): "d0" for layer in range(layers)}
-        free = {at for each in accounting.lendable(holding, "d0") for at in _places(each)}
+        free = {at for each in accounting.lendable(holding, "d0", layers) for at in _places(each)}
         # The first run of page sets of each layer, the last one of all never.
         for layer in range(layers):
             here = [group for group in range(holding.groups - 1) if where[layer, group] == "d0"]
@@ -243,7 +243,7 @@ def test_pages_of_some_layers_change_their_place_as_every_page_by_itself_would(s
         accounting.check([holding], {})
         used = Counter(where.values())
         assert {each.name: each.pages.used for each in devices} == {name: used[name] for name in ("d0", "d1", "d2")}
-        assert accounting.lost_groups(holding) == {group for (_, group), name in where.items() if not name}
+        assert accounting.lost_pages(holding) == {place for place, name in where.items() if not name}
     accounting.free(holding)
     assert not any(each.pages.used for each in devices)
 

@@ -131,8 +131,8 @@ def arm(point: str, at: int, victim: int | None) -> None:
 def forget_events() -> None:
     """Publish events that are not in the store."""
 
-    async def append(self: RequestStore, request: str, ordinal: int, events: list[Any]) -> None:
-        return
+    async def append(self: RequestStore, request: str, ordinal: int, events: list[Any]) -> bool:
+        return True
 
     RequestStore.append = append  # type: ignore[method-assign]
 
