@@ -71,7 +71,7 @@ static int64_t index_of(const float *w, int64_t width, float least, double u, do
 }
 
 /* One token for each row of x [rows, width]: `out` [rows]. Of each row: a temperature above 0, top_k (0 for all), top_p,
- * min_p, and u in [0, 1). Of a row without a finite highest logit the first that equals it, else 0. Returns 0, or -1
+ * min_p, and u in [0, 1). Of a row without a finite highest logit, which has no weights, the first. Returns 0, or -1
  * without memory. */
 int zoo_sampled(const float *x, int64_t rows, int64_t width, const float *temperature, const int64_t *top_k, const float *top_p,
                 const float *min_p, const double *u, int64_t *out, int threads)
@@ -99,15 +99,6 @@ int zoo_sampled(const float *x, int64_t rows, int64_t width, const float *temper
             vec v = {0};
             for (int j = 0; j < VL; j++) v[j] = i + j < width ? row[i + j] : -INFINITY;
             *(vec *)(w + i) = exp_of((v - most) * scale);
-        }
-        if (most - most != 0.0f) {
-            for (i = 0; i < width; i++)
-                if (row[i] == most) {
-                    out[r] = i;
-                    break;
-                }
-            free(w);
-            continue;
         }
         double ties = 0.0, unused;
         float ranked = top_k[r] > 0 && top_k[r] < width ? threshold_of(w, padded, (double)top_k[r], 0, 0.0f, &ties) : 0.0f;

@@ -258,9 +258,9 @@ def test_the_vocabulary_is_sorted_only_where_a_row_needs_it(without, monkeypatch
 
 
 def test_numbers_at_both_ends_take_tokens_that_have_mass(choice, monkeypatch):
-    rows = torch.full((2, VOCAB), -math.inf)
-    rows[0, [2, 5]], rows[1, 3] = 1.0, 0.0
-    for number, first in ((0.0, 2), (1.0 - 2.0**-53, 5)):
+    rows = torch.full((2, WIDE), -math.inf)
+    rows[0, [2100, 2105]], rows[1, 3] = 1.0, 0.0
+    for number, first in ((0.0, 2100), (1.0 - 2.0**-53, 2105)):
         monkeypatch.setattr("runtime.engine.sampling.sampler.uniform", lambda seed, index, number=number: number)
         for cut in (dict(), dict(top_p=0.9), dict(min_p=0.1), dict(top_k=4)):
             draws = [draw(temperature=1.0, **cut)] * 2
