@@ -46,5 +46,7 @@ def test_chosen_tokens_are_checked(choice):
         pytest.skip("torch raises what it raises")
     with pytest.raises(ValueError, match="2 rows"):
         choice.kernels.logits.scored(torch.zeros(2, 8), torch.tensor([1]), 1)
+    for outside in (8, -1):
+        assert math.isnan(choice.kernels.logits.scored(torch.zeros(1, 8), torch.tensor([outside]), 1)[0])
     with pytest.raises(ValueError, match="65 best"):
         choice.kernels.logits.scored(torch.zeros(1, 80), torch.tensor([1]), 65)
