@@ -54,12 +54,10 @@ class GrammarState:
         return words
 
     def _sized(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return as many words as the logits take: the vocabulary may have fewer tokens."""
+        """Return as many words as the logits take: the vocabulary may have more tokens, or fewer."""
         out = np.zeros(-(-self._size // 32), np.uint32)
         count = min(len(out), len(words))
         out[:count] = words[:count]
-        if self._size % 32:
-            out[-1] &= np.uint32((1 << self._size % 32) - 1)
         return out
 
     def _follow(self, output: Sequence[int]) -> LLMatcher:
