@@ -46,6 +46,17 @@ def long_one(devices: int = 4, pages: int = 60, **changes: Any) -> VirtualCluste
     return one
 
 
+def expect_one_mend(one: VirtualCluster) -> int:
+    """Run to the end; return the tokens mended: what was lost and a chunk at most, at once, if anything was lost."""
+    one.run()
+    one.expect()
+    counters = one.scheduler.state().counters
+    assert counters.mended_tokens <= lost_tokens(one) + CHUNK
+    assert counters.preemptions == counters.loss_restarts == 0
+    assert counters.mends == (lost_tokens(one) > 0) == counters.recoveries
+    return counters.mended_tokens
+
+
 @pytest.mark.parametrize("shape", ["tokens", "layers"])
 @pytest.mark.parametrize("victim", ["d1", "d2", "d3"])
 def test_only_what_a_dead_creditor_held_is_computed_again(victim: str, shape: LoanShape) -> None:
@@ -53,13 +64,7 @@ def test_only_what_a_dead_creditor_held_is_computed_again(victim: str, shape: Lo
     for at in range(20, 200, 9):
         one = long_one(shape=shape)
         one.at(at * MS, lambda one=one: one.kill(victim))
-        one.run()
-        one.expect()
-        counters = one.scheduler.state().counters
-        assert counters.mended_tokens <= lost_tokens(one) + CHUNK
-        assert counters.preemptions == counters.loss_restarts == 0
-        assert counters.mends == (lost_tokens(one) > 0) == counters.recoveries
-        mended += counters.mended_tokens
+        mended += expect_one_mend(one)
     assert mended > 0
 
 
@@ -247,12 +252,7 @@ def test_paths_of_several_hops_are_mended(cut: tuple[int, ...], devices: int, to
         one = over_hops(cut, devices, tokens)
         rng = random.Random(at)
         one.at(at * MS, lambda one=one, rng=rng: [one.kill(rng.choice(some)) for some in [creditors(one)] if some])
-        one.run()
-        one.expect()
-        counters = one.scheduler.state().counters
-        assert counters.mended_tokens <= lost_tokens(one) + CHUNK
-        assert counters.preemptions == counters.loss_restarts == 0
-        assert counters.mends == (lost_tokens(one) > 0) == counters.recoveries
+        expect_one_mend(one)
         mends = [each for _, _, to, each in one.sent if isinstance(each, MendPages)]
         seen.update(f"hops {len(each.path)}" for each in mends)
     assert seen[f"hops {len(cut) + 1}"], seen
