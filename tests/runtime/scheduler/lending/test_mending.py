@@ -244,7 +244,7 @@ def creditors(one: VirtualCluster) -> list[str]:
     return sorted({loan.creditor for loan in one.scheduler.lending.loans})
 
 
-@pytest.mark.parametrize(("cut", "devices", "tokens"), [((3,), 5, 60), ((2, 4), 7, 100)])
+@pytest.mark.parametrize(("cut", "devices", "tokens"), [((3,), 5, 60), ((2,), 5, 45), ((2, 4), 7, 100)])
 def test_paths_of_several_hops_are_mended(cut: tuple[int, ...], devices: int, tokens: int) -> None:
     """Hops before the one with losses are passed again; what they have stays. Those behind it are not."""
     seen: Counter[str] = Counter()
