@@ -68,6 +68,17 @@ def test_only_what_a_dead_creditor_held_is_computed_again(victim: str, shape: Lo
     assert mended > 0
 
 
+@pytest.mark.parametrize(("victim", "times"), [("d1", range(24, 40)), ("d2", range(52, 68))])
+def test_a_creditor_that_dies_before_its_loan_stands_has_nothing_to_mend(victim: str, times: range) -> None:
+    """Regression: a recovery was counted where nothing was lost. `times`: in half milliseconds, around that loan."""
+    nothing = 0
+    for at in times:
+        one = long_one()
+        one.at(at * MS // 2, lambda one=one: one.kill(victim))
+        nothing += expect_one_mend(one) == 0
+    assert nothing
+
+
 @pytest.mark.parametrize(("victim", "layers"), [("d1", (0, 1)), ("d2", (1, 2))])
 def test_only_lost_layers_are_put_back(victim: str, layers: tuple[int, int]) -> None:
     """Those of other layers stay, here and on a living device; on the way they are computed in pages of their own."""
