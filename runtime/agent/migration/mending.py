@@ -89,23 +89,9 @@ class PageMending:
         # Behind the last lost layer nothing is needed, unless a later hop has it.
         layers = max(each.layers[1] for each in order.lost) if len(order.path) == 1 else 0
         row = QueuedRow(
-            asked,
-            order.epoch,
-            0,
-            key,
-            stage,
-            order.first,
-            count,
-            ids,
-            states,
-            False,
-            0,
-            1,
-            now,
-            True,
-            order.move,
+            asked, order.epoch, 0, key, stage, order.first, count, ids, states, False, 0, 1, now, True, order.move,
             layers=layers,
-        )
+        )  # fmt: skip
         self._under_way[order.move] = PagesToMend(order, key, mended, row)
         rows.append(row)
         return []

@@ -31,6 +31,11 @@ class PageReserve:
         self._state, self._moves = state, moves
         self._rule = state.config.decode.admission
 
+    @property
+    def reserves(self) -> bool:
+        """Whether pages are kept for tokens that sequences will still produce."""
+        return self._rule != "greedy" and self._state.lengths is not None
+
     def lacking_where_it_decodes(self, sequence: ScheduledSequence, route: Route) -> set[str]:
         """Return what `lacking` does, for a route on which a sequence runs its prompt and decodes; else none."""
         if self._rule == "greedy" or not self._state.router.admits(sequence.chain, route.path, "decodes"):

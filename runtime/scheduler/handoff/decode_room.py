@@ -62,7 +62,9 @@ class DecodeRoom:
     def short(self, sequence: ScheduledSequence, route: Route, tokens: int) -> set[str]:
         """Return the devices of a route that lack pages for a sequence, now or later, or a place in their steps."""
         state, bound = self._state, self.bound()
-        short = self._reserve.lacking(sequence, route.weights, self.present(sequence, route, tokens).stay)
+        short = set[str]()
+        if self._reserve.reserves:
+            short = self._reserve.lacking(sequence, route.weights, self.present(sequence, route, tokens).stay)
         for name in self._needs(sequence, route, tokens, None):
             comes = name not in sequence.place.devices
             if comes and state.devices[name].passing.expected + bound[name] >= state.config.max_num_seqs:
