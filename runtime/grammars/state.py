@@ -18,6 +18,9 @@ from runtime.grammars.limits import GrammarRefused
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+#: A set of tokens: token t in bit t % 32 of word t // 32; [ceil(logits / 32)]. Tokens behind its end are not in it.
+TokenMask = NDArray[np.uint32]
+
 
 class GrammarState:
     """The state of one sequence.
@@ -33,8 +36,8 @@ class GrammarState:
         self._matcher: LLMatcher | None = None
         self._consumed: list[int] = []
 
-    def allowed(self, output: Sequence[int]) -> NDArray[np.uint32]:
-        """Return which tokens may follow the output: [ceil(logits / 32)], token t in bit t % 32 of word t // 32.
+    def allowed(self, output: Sequence[int]) -> TokenMask:
+        """Return which tokens may follow the output.
 
         Where the grammar's limits are reached, or the output is not one of the grammar, only the ends may follow: the
         frontend then reports that the answer is not complete (`runtime.frontend.choice`).
@@ -53,7 +56,7 @@ class GrammarState:
             words[token // 32] |= np.uint32(1 << token % 32)
         return words
 
-    def _sized(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def _sized(self, words: TokenMask) -> TokenMask:
         """Return as many words as the logits take: the vocabulary may have more tokens, or fewer."""
         out = np.zeros(-(-self._size // 32), np.uint32)
         count = min(len(out), len(words))

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runtime.engine.adapters.bottleneck import BottleneckRows
@@ -26,6 +24,7 @@ from runtime.engine.layers.linear import SharedLinear
 from runtime.engine.sampling.choice import SamplingColumns, StockChoice, TokenChoice
 from runtime.engine.sampling.penalties import RowPenalties
 from runtime.engine.step.context import ForwardContext
+from runtime.grammars.state import TokenMask
 
 #: x [1, tokens, in] -> each layer's output [1, tokens, out], which the caller may write to.
 Group = Callable[[Tensor, ForwardContext], Sequence[Tensor]]
@@ -183,7 +182,7 @@ class NativeOperations(StockOperations):
     def round_(self, x: Tensor) -> Tensor:
         return self.kernels.round_(x)
 
-    def allow_(self, logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+    def allow_(self, logits: Tensor, masks: Mapping[int, TokenMask]) -> None:
         if logits.dtype == torch.float32 and logits.is_contiguous():
             self.kernels.logits.allow_(logits, masks)
         else:

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.sampling.penalties import RowPenalties
+from runtime.grammars.state import TokenMask
 from runtime.kv.transfers import put, put_array
 
 #: Tokens that a row with top-k of at most so many ranks, whatever its own number: the sums of its cut must not depend
@@ -57,11 +57,8 @@ class SamplingColumns:
 class TokenChoice(Protocol):
     """How a device chooses tokens."""
 
-    def allow_(self, logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
-        """Set to minus infinity in place what a row's mask does not allow, by row of logits [rows, vocabulary].
-
-        A mask has token t in bit t % 32 of word t // 32; tokens behind its end are not allowed.
-        """
+    def allow_(self, logits: Tensor, masks: Mapping[int, TokenMask]) -> None:
+        """Set to minus infinity in place what a row's mask does not allow, by row of logits [rows, vocabulary]."""
         ...
 
     def penalise_(self, logits: Tensor, penalties: Sequence[RowPenalties]) -> None:
@@ -87,7 +84,7 @@ class TokenChoice(Protocol):
 class StockChoice:
     """`TokenChoice` with torch."""
 
-    def allow_(self, logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+    def allow_(self, logits: Tensor, masks: Mapping[int, TokenMask]) -> None:
         if not masks:
             return
         width = logits.shape[1]

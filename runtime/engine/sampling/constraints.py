@@ -13,20 +13,15 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-from numpy.typing import NDArray
-
 from runtime.grammars.compiled import CompiledGrammars
-from runtime.grammars.state import GrammarState
+from runtime.grammars.state import GrammarState, TokenMask
 from runtime.grammars.vocabulary import vocabulary_of
 from runtime.types import ModelSpec, SamplingParams
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
-#: A set of tokens: token t in bit t % 32 of word t // 32.
-Words = NDArray[np.uint32]
 #: The masks of one piece of work of the thread, and the place of one of them.
-PreparedMask = tuple[Future[list["Words | Exception"]], int]
+PreparedMask = tuple[Future[list["TokenMask | Exception"]], int]
 #: Vocabularies of which compiled grammars are kept.
 _VOCABULARIES = 8
 
@@ -40,7 +35,7 @@ class Constraint:
         self._prepared: tuple[int, ...] = ()
         self._mask: PreparedMask | None = None
 
-    def allowed(self, output: Sequence[int]) -> Words:
+    def allowed(self, output: Sequence[int]) -> TokenMask:
         """Return which tokens may follow the output (`runtime.grammars.state`).
 
         Raises what reading a vocabulary raises.
@@ -56,7 +51,7 @@ class Constraint:
             raise found
         return found
 
-    def _compute(self, output: tuple[int, ...]) -> Words:
+    def _compute(self, output: tuple[int, ...]) -> TokenMask:
         if self._state is None:
             self._state = self._make()
         return self._state.allowed(output)
@@ -76,9 +71,9 @@ def prepare_masks(wanted: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
             constraint._prepared, constraint._mask = tokens, (masks, place)
 
 
-def _compute_masks(piece: Sequence[tuple[Constraint, tuple[int, ...]]]) -> list[Words | Exception]:
+def _compute_masks(piece: Sequence[tuple[Constraint, tuple[int, ...]]]) -> list[TokenMask | Exception]:
     """Return the masks; an error in place of one is that sequence's own."""
-    out: list[Words | Exception] = []
+    out: list[TokenMask | Exception] = []
     for constraint, output in piece:
         try:
             out.append(constraint._compute(output))

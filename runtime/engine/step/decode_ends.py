@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runtime.engine.kernels.bindings import Kernels
@@ -25,6 +23,7 @@ from runtime.engine.sampling.choice import SamplingColumns, TokenChoice, choose
 from runtime.engine.sampling.row_request import draw_of
 from runtime.engine.sampling.sampler import columns_of, is_shaped
 from runtime.engine.step.batch import ModelBatch
+from runtime.grammars.state import TokenMask
 from runtime.types import Row, SamplingParams
 from surgery.modules.components import Embedding, LmHead
 from surgery.modules.plain import EmbeddingTable
@@ -55,7 +54,7 @@ class PlainHead:
     def tokens(
         self,
         hidden: Tensor,
-        masks: Mapping[int, NDArray[np.uint32]],
+        masks: Mapping[int, TokenMask],
         sampled: Sequence[int],
         by: SamplingColumns | None,
     ) -> list[int]:
@@ -103,9 +102,9 @@ class AskedOfRows:
     sampled: tuple[int, ...]
     params: tuple[SamplingParams, ...]
 
-    def now(self, rows: Sequence[Row]) -> tuple[dict[int, NDArray[np.uint32]], Sequence[int], SamplingColumns | None]:
+    def now(self, rows: Sequence[Row]) -> tuple[dict[int, TokenMask], Sequence[int], SamplingColumns | None]:
         """Return masks by row, the rows that are drawn, and what they are drawn by; None if there are none."""
-        masks: dict[int, NDArray[np.uint32]] = {}
+        masks: dict[int, TokenMask] = {}
         for at, model in self.bound:
             held = model.sequences[rows[at].seq]
             if held.constraint is not None:
