@@ -79,15 +79,18 @@ class PageMending:
             return []
         lo = order.path[0][1]
         mended = sequence.keys.get(lo, "")
-        name = f"{order.seq}!{order.move}"
-        key = self._tables.open_gap(mended, name, lo, order.first) if self._tables.has(mended) else None
+        if not self._tables.has(mended):
+            return self._failed(order, "the sequence is not here")
+        # Behind the last lost layer nothing is needed, unless a later hop has it.
+        layers = max(each.layers[1] for each in order.lost) if len(order.path) == 1 else 0
+        if layers > self._tables.spec(mended).kv_layers:
+            return self._failed(order, f"there is no layer {layers - 1}")
+        key = self._tables.open_gap(mended, f"{order.seq}!{order.move}", lo, order.first)
         if key is None:
             return self._failed(order, "the tokens before them are not here")
         asked = AgentSequence(replace(sequence.request, sampling=_SILENT), order.epoch, (), ())
         stage, count = sequence.stages[lo], len(order.tokens)
         ids, states = (None, arrays[0]) if arrays else (order.tokens, None)
-        # Behind the last lost layer nothing is needed, unless a later hop has it.
-        layers = max(each.layers[1] for each in order.lost) if len(order.path) == 1 else 0
         row = QueuedRow(
             asked, order.epoch, 0, key, stage, order.first, count, ids, states, False, 0, 1, now, True, order.move,
             layers=layers,

@@ -15,10 +15,11 @@ import pytest
 
 from runtime.chains import Array, StageResult
 from runtime.config import ClusterConfig
+from runtime.control.agent_io import Send
 from runtime.control.scheduler_io import AgentDown
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.lending_config import LendingConfig, LoanShape
-from runtime.messages import MendPages, RunRows
+from runtime.messages import LostLayers, MendPages, MigrationFailed, RunRows
 from runtime.types import StepPlan
 from tests.runtime.scheduler.anything import Anything
 from tests.runtime.scheduler.lending.test_lending import M, cluster, prompt
@@ -66,6 +67,23 @@ def test_only_what_a_dead_creditor_held_is_computed_again(victim: str, shape: Lo
         one.at(at * MS, lambda one=one: one.kill(victim))
         mended += expect_one_mend(one)
     assert mended > 0
+
+
+@pytest.mark.parametrize(("layers", "first", "why"), [((0, 99), 8, "layer 98"), ((0, 1), 4000, "tokens before")])
+def test_an_agent_refuses_to_mend_what_it_does_not_have(layers: tuple[int, int], first: int, why: str) -> None:
+    """And goes on as before: what other agents send is not believed."""
+    one, heard = long_one(), list[MigrationFailed]()
+
+    def ask() -> None:
+        agent = one.nodes["d0"].agent
+        epoch = one.scheduler.sequences["a"].epoch
+        order = MendPages(999, "a", epoch, (("d0", 0),), (LostLayers(0, layers),), first, (1, 2, 3, 4))
+        heard.extend(each.message for each in agent.handle(order, (), one.now) if isinstance(each, Send))
+
+    one.at(60 * MS, ask)
+    one.run()
+    one.expect()
+    assert [each.move for each in heard] == [999] and why in heard[0].reason
 
 
 @pytest.mark.parametrize(("victim", "times"), [("d1", range(24, 40)), ("d2", range(52, 68))])
