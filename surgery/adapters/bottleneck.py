@@ -27,7 +27,8 @@ from zoo.manifest import Placed
 FAMILIES_SUPPORTED = ("gpt2", "llama", "mistral")
 
 _KEY = re.compile(
-    r"(?P<layers>(.+\.)?)(?P<layer>\d{1,6})\.(?P<where>attention|output)_adapters\.adapters\.(?P<name>[^.]+)\.(?P<part>.+)"
+    r"(?P<layers>(.+\.)?)(?P<layer>\d{1,6})\.(?P<where>attention|output)_adapters"
+    r"\.adapters\.(?P<name>[^.]+)\.(?P<part>.+)"
 )
 _HEAD = "lm_head.weight"
 

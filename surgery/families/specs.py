@@ -25,8 +25,8 @@ IRRELEVANT = frozenset(
     output_attentions output_hidden_states output_past output_router_logits pretraining_tp return_dict
     return_dict_in_generate router_aux_loss_coef router_jitter_noise
     summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    task_specific_params tie_word_embeddings tokenizer_class transformers_version unsloth_version unsloth_fixed use_cache
-    use_bfloat16 torchscript vocab_size word_embed_proj_dim
+    task_specific_params tie_word_embeddings tokenizer_class transformers_version unsloth_version unsloth_fixed
+    use_cache use_bfloat16 torchscript vocab_size word_embed_proj_dim
     attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout dropout activation_dropout layerdrop
     classifier_dropout gradient_checkpointing
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
@@ -34,7 +34,7 @@ IRRELEVANT = frozenset(
     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix pruned_heads
     remove_invalid_values repetition_penalty suppress_tokens temperature tf_legacy_loss tie_encoder_decoder top_k top_p
     typical_p cross_attention_hidden_size add_cross_attention quantization_config
-    """.split()  # noqa: E501, SIM905
+    """.split()  # noqa: SIM905
 )
 
 _ROPE_KEYS = frozenset(

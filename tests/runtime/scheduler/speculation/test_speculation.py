@@ -15,7 +15,7 @@ from runtime.config import AgentConfig, ClusterConfig, SpeculationConfig
 from runtime.control.scheduler_io import PauseSequence, ResumeSequence, Tick
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
 from runtime.messages import AgentStats, ForwardRows, OpenSequences, RunRows, SpeculationResult
-from runtime.types import SequenceRequest
+from runtime.types import SequenceRequest, StepPlan
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -81,6 +81,23 @@ def ask(cluster: VirtualCluster, asked: list[SequenceRequest], rng: random.Rando
     warm(cluster)
     for one in asked:
         cluster.ask(one, at=5 * MS + rng.randrange(within))
+
+
+def slow_second_hop(plan: StepPlan) -> int:
+    return 10 * MS if any(row.model == "m[2:5]" for row in plan.rows) else MS
+
+
+def report_every_5_ms(cluster: VirtualCluster) -> None:
+    """Tell the scheduler what the devices report, and that time has passed, from 1 ms on."""
+
+    def beat() -> None:
+        for node in cluster.living():
+            cluster.tell(node.agent.report())
+        cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
+        if cluster.scheduler.busy:
+            cluster.at(cluster.now + 5 * MS, beat)
+
+    cluster.at(MS, beat)
 
 
 def passed(cluster: VirtualCluster, odd: bool) -> int:
@@ -212,19 +229,8 @@ def test_the_last_hop_and_neighbours_are_never_predicted() -> None:
 @pytest.mark.parametrize("top", [0.4, 0.0])
 def test_ticks_choose_the_longest_queues(top: float) -> None:
     """Reports select the slowest hop, and none while no row waits, or with a share of 0; tokens stay the same."""
-    slow = {"m[2:5]"}
-    cluster = cluster_of(
-        4, pinned=False, top=top, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS
-    )
-
-    def beat() -> None:
-        for node in cluster.living():
-            cluster.tell(node.agent.report())
-        cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
-        if cluster.scheduler.busy:
-            cluster.at(cluster.now + 5 * MS, beat)
-
-    cluster.at(MS, beat)
+    cluster = cluster_of(4, pinned=False, top=top, costs=slow_second_hop)
+    report_every_5_ms(cluster)
     ask(cluster, some(14, 9), random.Random(9), within=100 * MS)
     cluster.run(until=MS)
     assert cluster.scheduler.speculation.chosen == ()
@@ -239,19 +245,8 @@ def test_ticks_choose_the_longest_queues(top: float) -> None:
 @pytest.mark.parametrize(("misses", "ends"), [(1, True), (0, False)])
 def test_predictions_that_are_wrong_too_often_end_and_tokens_stay(misses: int, ends: bool) -> None:
     """A stand-in that is always wrong is given up, for running sequences too; one that is right stays in use."""
-    slow = {"m[2:5]"}
-    cluster = cluster_of(
-        misses, pinned=False, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS
-    )
-
-    def beat() -> None:
-        for node in cluster.living():
-            cluster.tell(node.agent.report())
-        cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
-        if cluster.scheduler.busy:
-            cluster.at(cluster.now + 5 * MS, beat)
-
-    cluster.at(MS, beat)
+    cluster = cluster_of(misses, pinned=False, costs=slow_second_hop)
+    report_every_5_ms(cluster)
     warm(cluster)
     for number in range(20):
         cluster.ask(request(f"s{number}", (number % 3, 1), "m", max_tokens=30), at=(5 + 7 * number) * MS)
