@@ -1,14 +1,16 @@
 """Measure a request that is longer than its agent's memory: its answer, and what lent pages cost (IL-01, IL-27).
 
     python -m benchmarks.cluster.long_contexts STORE MODEL [--prompt 8100] [--tokens 32] [--agents 5] [--pool 45MiB]
-        [--ship pages] [--shape layers] [--output FILE]
+        [--ship pages] [--shape layers] [--kill TOKEN] [--output FILE]
 
 `alone`: `zoo serve` with one agent that holds all K and V. `lent`: `--agents`, each with a pool of `--pool`, the model
 on one of them (`--placement on-demand`), `--lending planned`. `off`: the same without lending, which refuses the
 request; `error` is its answer. `--ship`: what travels for attention to lent K and V (`[loans] ship`); `--shape`: which
 pages are lent (`[loans] shape`). `first_s`: until the first token; `token_ms`: median time between two tokens. `equal`:
 whether `lent` gives the tokens of `alone`.
-`lent_share`: share of the request's K and V that other agents hold at its end, by `GET /zoo/ledger`.
+`lent_share`: share of the request's K and V that other agents hold at its end, by `GET /zoo/ledger`. `--kill`: with
+this token of `lent`, the agent that has lent most is killed; `lost_pages`: what it held; `recovery_ms`: the longest
+time between two tokens from then on.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
+import signal
 import statistics
 import tempfile
 import time
@@ -38,9 +42,25 @@ def asked(model: str, prompt: int, tokens: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answered(server: KillableServer, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the tokens of a request and their times; the error instead if it is refused."""
+def kill_creditor(server: KillableServer) -> int:
+    """Kill the agent that has lent most, and return its lent pages."""
+    with server.http() as http:
+        ledger, agents = http.get("/zoo/ledger").json(), http.get("/zoo/state").json()["agents"]
+    lent = {each["id"]: sum(each["lent"].values()) for each in ledger["instances"]}
+    name = max(lent, key=lambda each: lent[each])
+    if not lent[name]:
+        raise SystemExit("no agent has lent any page: make the pools smaller, or --kill a later token")
+    os.kill(next(each["pid"] for each in agents if each["id"] == name), signal.SIGKILL)
+    return lent[name]
+
+
+def answered(server: KillableServer, body: dict[str, Any], kill: int | None = None) -> dict[str, Any]:
+    """Return the tokens of a request and their times; the error instead if it is refused.
+
+    `kill`: the token with which a creditor is killed.
+    """
     begin, tokens, arrivals, ledger = time.perf_counter(), list[int](), list[float](), dict[str, Any]()
+    lost = killed = 0
     with server.http() as http, http.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             return {"error": json.loads(response.read())["error"]["message"]}
@@ -54,6 +74,8 @@ def answered(server: KillableServer, body: dict[str, Any]) -> dict[str, Any]:
             if new:
                 arrivals.append(time.perf_counter())
                 tokens += new
+            if kill is not None and not lost and len(tokens) >= kill:
+                lost, killed = kill_creditor(server), len(arrivals)
             if len(tokens) == body["max_tokens"] - 1:
                 with server.http() as other:
                     ledger = other.get("/zoo/ledger").json()
@@ -63,6 +85,8 @@ def answered(server: KillableServer, body: dict[str, Any]) -> dict[str, Any]:
         "first_s": arrivals[0] - begin,
         "token_ms": statistics.median(gaps),
         "ledger": ledger,
+        "lost_pages": lost,
+        "recovery_ms": max(gaps[killed - 1 :]) if killed else None,
         "counters": server.counters(),
     }
 
@@ -74,9 +98,12 @@ def lent_share(ledger: dict[str, Any]) -> float:
 
 
 def measured(
-    store: str, model: str, body: dict[str, Any], agents: int, pool: str, loans: dict[str, str]
+    store: str, model: str, body: dict[str, Any], agents: int, pool: str, loans: dict[str, str], kill: int | None
 ) -> dict[str, Any]:
-    """Return the measurements of the three sides. `loans`: settings of the table `[loans]`."""
+    """Return the measurements of the three sides.
+
+    `loans`: settings of the table `[loans]`; `kill`: as in `answered`.
+    """
     many = ("--agents", str(agents), "--agent-kv-bytes", ",".join([pool] * agents), "--placement", "on-demand")
     found: dict[str, dict[str, Any]] = {}
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as settings:
@@ -85,9 +112,10 @@ def measured(
         lending = (*many, "--lending", "planned", "--config", settings.name)
         for side, options in (("alone", ()), ("lent", lending), ("off", many)):
             with serving(store, model, options) as server:
-                found[side] = answered(server, body)
+                found[side] = answered(server, body, kill if side == "lent" else None)
     alone, lent = found["alone"], found["lent"]
     counters = lent.pop("counters", {})
+    told = ("loans", "loan_bytes", "preemptions", "failed_steps", "mends", "mended_tokens", "loss_restarts")
     return {
         "prompt": len(body["prompt"]),
         "pools": f"{agents} x {pool}",
@@ -95,7 +123,8 @@ def measured(
         "off": found["off"].get("error", "answered"),
         "equal": lent.get("tokens") == alone["tokens"],
         "lent_share": lent_share(lent.pop("ledger")) if "ledger" in lent else 0.0,
-        **{name: counters.get(name, 0) for name in ("loans", "loan_bytes", "preemptions", "failed_steps")},
+        **{name: counters.get(name, 0) for name in told},
+        **({} if kill is None else {name: lent.get(name) for name in ("lost_pages", "recovery_ms")}),
         "loan_s": counters.get("loan_ns", 0) / 1e9,
         **{
             f"{side}_{name}": found[side].get(name)
@@ -115,11 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pool", default="45MiB")
     parser.add_argument("--ship", default=LendingConfig().ship, choices=get_args(LoanShipping))
     parser.add_argument("--shape", default=LendingConfig().shape, choices=get_args(LoanShape))
+    parser.add_argument("--kill", type=int)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)
     body = asked(given.model, given.prompt, given.tokens)
     loans = {"ship": given.ship, "shape": given.shape}
-    deliver(measured(given.store, given.model, body, given.agents, given.pool, loans), given.output)
+    deliver(measured(given.store, given.model, body, given.agents, given.pool, loans, given.kill), given.output)
     return 0
 
 
