@@ -12,7 +12,8 @@ and a stop token ends it at a length of the mix. The first three eighths, for le
 - `r2`, `slope`: of the measured over the forecast waiting times, from arrival to start, by least squares.
 - `end_r2`, `end_slope`: the same from arrival to end, which also depends on the request's own length.
 - `bias`: sum of the forecasts over the sum of what was measured, less 1, from arrival to end, by tenth of forecasts.
-- `covered`: share of the requests that ended within their bounds of 95 %.
+- `covered`: share of the requests that ended within their bounds of 95 %; `covered_error`: its standard error, from
+  the shares of waves, since requests that wait together have errors in common.
 - `shuffled`: the same with the forecasts of other requests: the negative control.
 - `oracle`: the same formula for the wait, told afterwards how long every answer gets, and what a start and a token took
   on average: what is missing there is due to the formula and to the times of steps, the rest to lengths that are not
@@ -34,8 +35,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import accumulate
+from math import nan, sqrt
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any, get_args
 
 from benchmarks.queue.arrivals import Arrivals, Submission
@@ -58,6 +60,8 @@ MIXES: Mapping[str, Callable[[random.Random], int]] = {
 _MOST = 512
 _STOP = 3
 _SLO_MS = 3_600_000
+#: Seconds after which the latest outcomes are copied: fewer end meanwhile than a scheduler keeps.
+_LOOK = 5.0
 
 
 def ask(rng: random.Random, name: str, model: str, prompt: int, tokens: int, vocab: int) -> SequenceRequest:
@@ -77,19 +81,33 @@ def run(driver: Any, models: Sequence[str], args: argparse.Namespace, mix: str) 
         tokens = MIXES[mix](rng)
         return ask(rng, f"{mix}{number}", models[number % len(models)], args.prompt, tokens, args.vocab)
 
+    found: dict[str, ForecastOutcome] = {}
+
+    async def keep() -> None:
+        """Copy the latest outcomes before the scheduler forgets them."""
+        while True:
+            found.update((each.seq, each) for each in driver.view.forecasts() if each.seq not in found)
+            await asyncio.sleep(_LOOK)
+
     async def submit() -> None:
+        looks = asyncio.create_task(keep())
         await Submission(driver, one, args.requests, args.places, args.wave, times).run(args.arrivals)
+        looks.cancel()
 
     asyncio.run(submit())
-    return list(driver.view.forecasts())
+    return list({**found, **{each.seq: each for each in driver.view.forecasts()}}.values())
 
 
 def replayed(log: Path) -> list[ForecastOutcome]:
     """Give the events of a scheduler's log to a new scheduler, and return its forecasts with their outcomes."""
-    made: list[Scheduler] = []
-    replay(log, made=made.append)
-    order = made[0].order
-    return [] if order is None else list(order.forecasts.outcomes)
+    found: list[ForecastOutcome] = []
+
+    def made(scheduler: Scheduler) -> None:
+        if scheduler.order is not None:
+            scheduler.order.forecasts.outcomes = found  # type: ignore[assignment]  # all of them
+
+    replay(log, made=made)
+    return found
 
 
 def fit(told: Sequence[float], measured: Sequence[float]) -> tuple[float, float]:
@@ -100,12 +118,13 @@ def fit(told: Sequence[float], measured: Sequence[float]) -> tuple[float, float]
     return round(1 - rest / sum((b - y) ** 2 for b in measured), 4), round(slope, 3)
 
 
-def figures(found: Sequence[ForecastOutcome]) -> dict[str, Any]:
+def figures(found: Sequence[ForecastOutcome], wave: int) -> dict[str, Any]:
     told, took = [each.forecast.end / 1e9 for each in found], [each.took / 1e9 for each in found]
     r2, slope = fit([each.forecast.wait / 1e9 for each in found], [each.waited / 1e9 for each in found])
     end_r2, end_slope = fit(told, took)
     tenths = sorted(zip(told, took, strict=True))
     size = max(1, len(tenths) // 10)
+    share, error = covered(found, wave)
     parts = [tenths[at : at + size] for at in range(0, size * 10, size)]
     return {
         "requests": len(found),
@@ -114,9 +133,17 @@ def figures(found: Sequence[ForecastOutcome]) -> dict[str, Any]:
         "end_r2": end_r2,
         "end_slope": end_slope,
         "bias": [round(sum(a for a, _ in part) / sum(b for _, b in part) - 1, 3) for part in parts],
-        "covered": round(mean(each.forecast.least <= each.took <= each.forecast.most for each in found), 3),
+        "covered": round(share, 4),
+        "covered_error": round(error, 4),
         "seconds": [round(min(took), 2), round(max(took), 2)],
     }
+
+
+def covered(found: Sequence[ForecastOutcome], wave: int) -> tuple[float, float]:
+    """Return the share of requests that ended within their bounds, and its standard error over waves of this size."""
+    within = [each.forecast.least <= each.took <= each.forecast.most for each in sorted(found, key=lambda x: x.arrived)]
+    shares = [mean(within[at : at + wave]) for at in range(0, len(within) - wave + 1, wave)]
+    return mean(within), stdev(shares) / sqrt(len(shares)) if len(shares) > 1 else nan
 
 
 def shuffled(found: Sequence[ForecastOutcome], seed: int) -> list[ForecastOutcome]:
@@ -159,9 +186,9 @@ def measured(found: Sequence[ForecastOutcome], args: argparse.Namespace) -> dict
     first = 3 * len(found) // 8
     kept = found[first:]
     return {
-        **figures(kept),
-        "shuffled": figures(shuffled(kept, args.seed)),
-        "oracle": figures(oracle(found, args.places)[first:]),
+        **figures(kept, args.wave),
+        "shuffled": figures(shuffled(kept, args.seed), args.wave),
+        "oracle": figures(oracle(found, args.places)[first:], args.wave),
     }
 
 

@@ -10,7 +10,8 @@ of JSON:
   time it waited for the interpreter's lock, or in a system call.
 - `cpu_ms`: what every thread ran in about that time, by name.
 - `stacks`: what each thread was at when the note was `_LATE` overdue. They are taken without the interpreter's lock,
-  so that a thread that keeps it is seen.
+  so that a thread that keeps it is seen. That may end the process (it did once within a minute): it is for finding
+  causes only.
 
 A garbage collection of more than a millisecond is a line of its own: `collected` its generation, `at`, the `thread`'s
 processor time in `ms`, and how many objects were `freed`. The interpreter's lock is not given away within one.
