@@ -78,7 +78,7 @@ def point(
         for how, creditors in reached.items():
             paging = paging_of(held, lent, given.here, tokens)
             begin = time.perf_counter()
-            backend = AwayAttention(held.make, paging, creditors)
+            backend = AwayAttention(held.make, paging, creditors, held.merge)
             for _ in range(given.layers):
                 backend.decode(0, now, made[how])
             taken[how] += [time.perf_counter() - begin] if turn else []

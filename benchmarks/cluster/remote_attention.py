@@ -37,6 +37,7 @@ from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages
 from runtime.engine.kernels.paged_attention import native_attention
+from runtime.engine.layers.operations import NativeOperations
 from runtime.engine.models.registry import kernels_for
 from runtime.engine.step.context import AwayRow, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of
@@ -77,6 +78,7 @@ class ContextPart:
         if kernels is None:
             raise RuntimeError("there are no native kernels on this machine")
         self.make: PagedMaker = native_attention(kernels)
+        self.merge = NativeOperations(kernels).merge
         k, v, query = shape.values()
         half = PAGE * shape.kv_heads * WIDTH * k.element_size()
         self.pool, self.pages = PagePool(2 * half * (last - first), half), torch.randperm(last - first)
@@ -165,7 +167,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
         pairs, error = list[tuple[float, float]](), 0.0
         for turn in range(rounds + 1):
             begin = time.perf_counter()  # a step: one backend for all of its layers
-            backend = AwayAttention(held.make, held.paging([SentAway("s", "d1", 1, 0, half)]), reached)
+            backend = AwayAttention(held.make, held.paging([SentAway("s", "d1", 1, 0, half)]), reached, held.merge)
             for _ in range(shape.layers):
                 backend.decode(0, held.now, out)
             mine = time.perf_counter() - begin

@@ -12,8 +12,8 @@ here, one behind the other: no page id of another device is in them.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runtime.chains import Array
 from runtime.engine.attention.interface import Tokens
-from runtime.engine.attention.partial import PartialAttention, attend_partly, merge
+from runtime.engine.attention.partial import PartialAttention, attend_partly, merge_stacked
 from runtime.engine.attention.pulled import PulledPages
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
@@ -31,6 +31,9 @@ from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery
 from runtime.policy.lending.shipping import LoanAsk, ShippingCosts, query_bytes
 from runtime.types import LoanLost, LoansMixed
+
+#: Merges outs [parts, tokens, heads, head_dim] and their sums [parts, tokens, heads], in the order of the tokens.
+Merge = Callable[[Tensor, Tensor], PartialAttention]
 
 #: Seconds from which on an answer was awaited, and had not come before.
 _WAITED = 5e-5
@@ -97,9 +100,11 @@ class AwayLayers:
     here have the device's own.
     """
 
-    def __init__(self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None) -> None:
+    def __init__(
+        self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None, merge: Merge = merge_stacked
+    ) -> None:
         self.paging = paging
-        self._made, self._creditors = made, creditors
+        self._made, self._creditors, self._merge = made, creditors, merge
         #: Layers at which the loans of a row begin or end: between two of them the same is away in all layers.
         self._edges = sorted({edge - row.shift for row in paging.away for loan in row.loans for edge in loan.layers})
         self._between: dict[int, AttentionBackend] = {}
@@ -118,7 +123,8 @@ class AwayLayers:
         if (found := self._between.get(part)) is None:
             away = tuple(row for each in self.paging.away if (row := each.at_layer(layer)).loans)
             paging = replace(self.paging, away=away)
-            found = AwayAttention(self._made, paging, self._creditors) if away else self._made(paging)
+            made, creditors, merge = self._made, self._creditors, self._merge
+            found = AwayAttention(made, paging, creditors, merge) if away else made(paging)
             self._between[part] = found
         return found
 
@@ -126,9 +132,11 @@ class AwayLayers:
 class AwayAttention:
     """The same where other devices hold the same in all layers."""
 
-    def __init__(self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None) -> None:
+    def __init__(
+        self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None, merge: Merge = merge_stacked
+    ) -> None:
         self.paging = paging
-        self._creditors, self._made = creditors, made
+        self._creditors, self._made, self._merge = creditors, made, merge
         self._whole = made(replace(paging, away=()))
         gone = {one.row for one in paging.away}
         here = [row for row in range(len(paging.spans)) if row not in gone]
@@ -160,22 +168,15 @@ class AwayAttention:
         if self._here is not None:
             self._here.decode(layer, now, out, lse)
         local = self._attend_here(layer, now._replace(query=query), any(each.ask is not None for each in asked))
-        answers = [(each, self._answer(each, now)) for each in asked]
-        for at, span in enumerate(self._spans):
-            rows = slice(span.lo, span.hi)
-            parts = {self._first[at]: PartialAttention(local.out[rows], local.lse[rows])}
-            for each, made in answers:
-                begin = 0
-                for first, place in each.share.parts:
-                    end = begin + place.hi - place.lo
-                    if place is span:
-                        parts[first] = PartialAttention(made.out[begin:end], made.lse[begin:end])
-                    begin = end
-            whole = merge(parts)
-            places = self._tokens[rows]
-            out[places] = whole.out.to(out.dtype)
-            if lse is not None:
-                lse[places] = whole.lse.to(lse.dtype)
+        most, places = self._parts
+        outs = local.out.new_zeros((most, *local.out.shape))
+        sums = local.lse.new_full((most, *local.lse.shape), -torch.inf)
+        for made, where in zip((local, *(self._answer(each, now) for each in asked)), places, strict=True):
+            outs[where], sums[where] = made.out, made.lse
+        whole = self._merge(outs, sums)
+        out[self._tokens] = whole.out.to(out.dtype)
+        if lse is not None:
+            lse[self._tokens] = whole.lse.to(lse.dtype)
 
     def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
         if self._here is not None:
@@ -214,6 +215,24 @@ class AwayAttention:
                 )
             )
         return tuple(shares)
+
+    @cached_property
+    def _parts(self) -> tuple[int, list[tuple[Tensor, Tensor]]]:
+        """Return the most parts of a row, and where parts go: number in the row, in the order of the tokens, and token.
+
+        Places are given for what is here, then for each creditor; for all tokens of the rows that it has a part of.
+        """
+        holders = [list(zip(self._first, self._spans, strict=True)), *(share.parts for share in self._shares)]
+        firsts: dict[RowSpan, list[int]] = {span: [] for span in self._spans}
+        for parts in holders:
+            for first, span in parts:
+                insort(firsts[span], first)
+        places = []
+        for parts in holders:
+            numbers = [firsts[span].index(first) for first, span in parts for _ in _tokens(span)]
+            tokens = [token for _, span in parts for token in _tokens(span)]
+            places.append((put(numbers, self._tokens.device), put(tokens, self._tokens.device)))
+        return max(map(len, firsts.values())), places
 
     def _send_queries(self, layer: int, now: Tokens, query: Tensor) -> Iterator[_OpenQuery]:
         """Ask each creditor for its part of the rows: send it their queries, or ask for its pages.

@@ -73,3 +73,8 @@ def merge(parts: Mapping[int, PartialAttention] | Iterable[tuple[int, PartialAtt
         out += weight[..., None] * part.out
     out /= torch.where(total > 0, total, 1.0)[..., None]
     return PartialAttention(out, base + torch.log(total))
+
+
+def merge_stacked(outs: Tensor, sums: Tensor) -> PartialAttention:
+    """Merge parts [parts, tokens, heads, head_dim] with sums [parts, tokens, heads], in their order."""
+    return merge(enumerate(map(PartialAttention, outs, sums)))

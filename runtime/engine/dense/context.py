@@ -23,7 +23,7 @@ from runtime.engine.kernels.dense_attention import NativeOnes
 from runtime.engine.kernels.program import Program as CellProgram
 from runtime.engine.models.components import ComponentPool, SharedComponent
 from runtime.engine.step.batch import ModelBatch, RowChunk, StepProgram, adapter_spans, virtual_spans
-from runtime.engine.step.context import ForwardContext, PagedMetadata, RowSpan
+from runtime.engine.step.context import AttentionBackend, ForwardContext, PagedMetadata, RowSpan
 from surgery.modules.components import Where
 
 
@@ -90,7 +90,7 @@ class _Ones:
         self,
         hidden: Tensor,
         frame: ForwardContext,
-        paging: PagedMetadata | None,
+        attention: AttentionBackend | None,
         layers: Sequence[int | None],
         rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor:

@@ -48,7 +48,7 @@ class Kernels:
         self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._chunks = found.zoo_keep, found.zoo_decode, found.zoo_chunks
-        self._argmax = found.zoo_argmax
+        self._argmax, self._merge = found.zoo_argmax, found.zoo_merge
         #: On rows of logits.
         self.logits = LogitKernels(found, lambda: self.threads)
         self._layers, self._onward = found.zoo_layers, found.zoo_onward
@@ -348,9 +348,21 @@ class Kernels:
             raise MemoryError("no memory for prompts' attention")
 
     def layers_(
-        self, hidden: Tensor, halves: ctypes.Array[Half], step: StepData, lo: int = 0, hi: int | None = None
+        self,
+        hidden: Tensor,
+        halves: ctypes.Array[Half],
+        step: StepData,
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        resumes: bool = False,
+        stops: bool = False,
     ) -> None:
         """Run half layers [lo, hi) in order on hidden [1, rows, width], in place.
+
+        Args:
+            resumes: The attention of the first one is in `made` of the step already.
+            stops: The last one ends before its attention: K and V are written, its queries are in `wide`.
 
         Raises:
             MemoryError: no memory for intermediate values.
@@ -358,8 +370,15 @@ class Kernels:
         _rows_of(hidden, halves[0].width)
         count = (len(halves) if hi is None else hi) - lo
         first = ctypes.addressof(halves) + lo * ctypes.sizeof(Half)
-        if self._layers(hidden.data_ptr(), first, count, ctypes.addressof(step), self.threads):
+        if self._layers(hidden.data_ptr(), first, count, ctypes.addressof(step), resumes, stops, self.threads):
             raise MemoryError("no memory for a layer")
+
+    def merge(self, outs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Merge attention to parts of the tokens: contiguous outs [parts, …, width] and sums [parts, …]."""
+        out, total = torch.empty_like(outs[0]), torch.empty_like(sums[0])
+        shape = len(outs), total.numel(), outs.shape[-1]
+        self._merge(outs.data_ptr(), sums.data_ptr(), *shape, out.data_ptr(), total.data_ptr())
+        return out, total
 
     def onward_(self, rows: OnwardRows) -> None:
         """Advance rows of one token each by one token.

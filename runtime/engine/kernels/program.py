@@ -5,6 +5,9 @@
 A program is made for neighbouring units with modules that are fused halves over packed weights. It computes the same as
 these, by the same kernels. It can run only if every row of the forward context is one token, at one depth for all
 models, in pages of one size (`run`) or in the cells of one dense batch (`run_cells`).
+
+Where other devices hold pages of a row in some layers, each of these layers cuts the call in two, between its K and V
+and its output: attention there is the context's own (`engine.attention.away`).
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from runtime.engine.attention.interface import Tokens
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Grouped, spans_of
 from runtime.engine.kernels.operands import Parts
 from runtime.engine.kernels.signatures import MOST_HEADS, MOST_WIDTH, Half, StepData
 from runtime.engine.layers.fused import FusedAttention, FusedFfn
 from runtime.engine.layers.operations import NativeNorm, NativeOperations
-from runtime.engine.step.context import ForwardContext, PagedMetadata
+from runtime.engine.step.context import AttentionBackend, ForwardContext, PagedMetadata
 
 _ATTENTION, _FFN = 0, 1
 
@@ -66,13 +70,21 @@ class _ProgramWork:
     def __init__(self, program: Program, hidden: Tensor, rotary: tuple[Tensor, Tensor] | None) -> None:
         rows = hidden.shape[1]
         self.out = hidden.clone(memory_format=torch.contiguous_format)
-        self._room = torch.empty(rows * sum(program.room))
-        normed = self._room.data_ptr()
-        wide = normed + 4 * rows * program.room[0]
-        self.step = StepData(rows=rows, normed=normed, wide=wide, made=wide + 4 * rows * program.room[1])
+        room, wide = torch.empty(rows * sum(program.room)), rows * program.room[0]
+        self._wide, self._made = room[wide:], room[wide + rows * program.room[1] :]
+        self.step = StepData(rows=rows, normed=room.data_ptr(), wide=self._wide.data_ptr(), made=self._made.data_ptr())
         if rotary is not None:
             self._cos, self._sin = rotary[0][0].contiguous(), rotary[1][0].contiguous()
             self.step.cosine, self.step.sine = self._cos.data_ptr(), self._sin.data_ptr()
+
+    def attention(self, half: Half) -> tuple[Tensor, Tensor]:
+        """Return the queries of a half that stopped before its attention, and the place of its result.
+
+        Both are views [rows, heads, head_dim].
+        """
+        rows, width = self.step.rows, half.heads * half.dim
+        query = self._wide[: rows * half.in_total].view(rows, half.in_total)[:, :width]
+        return query.view(rows, half.heads, half.dim), self._made[: rows * width].view(rows, half.heads, half.dim)
 
 
 class Program:
@@ -102,8 +114,6 @@ class Program:
         """
         if self._geometries and (paging is None or paging.tokens is not None or len(paging.spans) != frame.tokens):
             return False
-        if paging is not None and paging.away:
-            return False  # it reads all pages here
         return self._plain(hidden, frame, rotary)
 
     def takes_cells(
@@ -118,17 +128,23 @@ class Program:
         self,
         hidden: Tensor,
         frame: ForwardContext,
-        paging: PagedMetadata | None,
+        attention: AttentionBackend | None,
         layers: Sequence[int | None],
         rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         """Run on hidden [1, rows, width] and return the result in the same shape.
 
-        `layers`: the number of each half's attention layer in `paging`; None for an FFN.
+        Args:
+            attention: What attends in layers of which other devices hold pages; its paging is that of all layers.
+            layers: The number of each half's attention layer in the paging; None for an FFN.
         """
         work = _ProgramWork(self, hidden, rotary)
         step = work.step
-        if paging is not None and self.like is not None:
+        cuts: list[int] = []
+        if attention is not None and self.like is not None:
+            paging = attention.paging
+            if paging.away:
+                cuts = [at for at, layer in enumerate(layers) if layer is not None and paging.is_away(layer)]
             tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
             view, lengths = paging.view(self.like), paging.lengths.contiguous()
             step.k_pool, step.v_pool, step.narrow = view.k.data_ptr(), view.v.data_ptr(), view.k.dtype == torch.bfloat16
@@ -142,9 +158,23 @@ class Program:
         lows = self._adapters(frame, step, self._halves)
         for half, layer in zip(self._halves, layers, strict=True):
             half.layer = layer or 0
-        self.kernels.layers_(work.out, self._halves, step)
+        lo, resumes = 0, False
+        for at in cuts:
+            self.kernels.layers_(work.out, self._halves, step, lo, at + 1, resumes=resumes, stops=True)
+            self._attend(at, layers[at] or 0, attention, work)
+            lo, resumes = at, True
+        self.kernels.layers_(work.out, self._halves, step, lo, resumes=resumes)
         del lows
         return work.out
+
+    def _attend(self, at: int, layer: int, attention: AttentionBackend | None, work: _ProgramWork) -> None:
+        """Attend in a half that stopped before its attention."""
+        module = self._steps[at].module
+        if attention is None or self.like is None or not isinstance(module, FusedAttention):
+            raise RuntimeError("a half that does not attend stopped before its attention")
+        query, out = work.attention(self._halves[at])
+        like = self.like.expand(work.step.rows, -1, -1)  # K and V are in the pages
+        attention.decode(layer, Tokens(query, like, like, module.how), out)
 
     def run_cells(
         self,

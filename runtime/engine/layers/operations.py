@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.engine.adapters.bottleneck import BottleneckRows
+from runtime.engine.attention.partial import PartialAttention, merge_stacked
 from runtime.engine.kernels.bindings import Kernels, back_to_back
 from runtime.engine.kernels.linear_groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
 from runtime.engine.kernels.signatures import MOST_BEST, PenaltiesData
@@ -61,6 +62,14 @@ class Operations(TokenChoice, Protocol):
         """Apply rotary positions, pairing the halves of a head; cos, sin [tokens, head_dim].
 
         May write into the arguments.
+        """
+        ...
+
+    def merge(self, outs: Tensor, sums: Tensor) -> PartialAttention:
+        """Merge attention to parts of the tokens (`engine.attention.partial.merge`).
+
+        Contiguous float32 outs [parts, tokens, heads, head_dim] and sums [parts, tokens, heads], in the order of the
+        tokens. A part without tokens for a query has zeros and minus infinity.
         """
         ...
 
@@ -114,6 +123,9 @@ class StockOperations(StockChoice):
         out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
         out[..., half:].addcmul_(x[..., :half], sin[..., half:])
         return out[:, : query.shape[1]], out[:, query.shape[1] :]
+
+    def merge(self, outs: Tensor, sums: Tensor) -> PartialAttention:
+        return merge_stacked(outs, sums)
 
     def round_(self, x: Tensor) -> Tensor:
         return x.copy_(x.to(torch.bfloat16))
@@ -178,6 +190,9 @@ class NativeOperations(StockOperations):
         self.kernels.rotate_(query, cos, sin)
         self.kernels.rotate_(key, cos, sin)
         return query, key
+
+    def merge(self, outs: Tensor, sums: Tensor) -> PartialAttention:
+        return PartialAttention(*self.kernels.merge(outs, sums))
 
     def round_(self, x: Tensor) -> Tensor:
         return self.kernels.round_(x)

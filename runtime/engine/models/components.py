@@ -148,7 +148,9 @@ class ComponentPool:
 
     def attend(self, paging: PagedMetadata) -> AttentionBackend:
         """Return the attention over a paging, of which other devices may hold page sets."""
-        return AwayLayers(self.attention, paging, self.creditors) if paging.away else self.attention(paging)
+        if not paging.away:
+            return self.attention(paging)
+        return AwayLayers(self.attention, paging, self.creditors, self.operations.merge)
 
     def widens(self, dtype: torch.dtype) -> bool:
         """Return whether models of this dtype have float32 activations (`engine.layers.mixed_precision`)."""

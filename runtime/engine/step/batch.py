@@ -13,7 +13,14 @@ from torch import Tensor
 
 from runtime.engine.models.components import SharedComponent
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.step.context import AdapterSpan, ForwardContext, PagedMetadata, RowSpan, VirtualSpan
+from runtime.engine.step.context import (
+    AdapterSpan,
+    AttentionBackend,
+    ForwardContext,
+    PagedMetadata,
+    RowSpan,
+    VirtualSpan,
+)
 from runtime.types import Row, SentAway
 from surgery.modules.components import Where
 
@@ -94,7 +101,7 @@ class StepProgram(Protocol):
         self,
         hidden: Tensor,
         frame: ForwardContext,
-        paging: PagedMetadata | None,
+        attention: AttentionBackend | None,
         layers: Sequence[int | None],
         rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor: ...

@@ -126,6 +126,10 @@ class PagedMetadata:
     held: tuple[int, ...] | None = None
     away: tuple[AwayRow, ...] = ()
 
+    def is_away(self, layer: int) -> bool:
+        """Return whether other devices hold page sets of any row in this layer."""
+        return any(row.at_layer(layer).loans for row in self.away)
+
     def reach(self, row: int) -> int:
         """Return how many tokens of its pages a row's last token attends to; as in `lengths`."""
         length = self.spans[row].length

@@ -29,7 +29,7 @@ from runtime.engine.sampling.output import Outcome, Sampling, picks_of, sampling
 from runtime.engine.sampling.row_request import PooledStates
 from runtime.engine.sampling.sampler import STOCK
 from runtime.engine.step.batch import ContextSource, ModelBatch, RowChunk, StepProgram, adapter_spans
-from runtime.engine.step.context import AdapterMix, ForwardContext, Kept, PagedMetadata, running
+from runtime.engine.step.context import AdapterMix, AttentionBackend, ForwardContext, Kept, PagedMetadata, running
 from runtime.engine.step.probing import StepProbes
 from runtime.engine.step.segments import Segment, cut_segment, plan_segments
 from runtime.kv.transfers import put
@@ -60,10 +60,14 @@ class Call:
     at: int
     end: int
     frame: ForwardContext
-    paging: PagedMetadata | None
+    attention: AttentionBackend | None
     layers: Sequence[int | None]
     key: str | None
     rotary: tuple[Tensor, Tensor] | None
+
+    @property
+    def paging(self) -> PagedMetadata | None:
+        return None if self.attention is None else self.attention.paging
 
 
 class StepRun:
@@ -286,7 +290,7 @@ class StepRun:
         if call is None:
             return None
         self.calls.append(call)
-        return call.program.run(hidden, call.frame, call.paging, call.layers, call.rotary), call.end
+        return call.program.run(hidden, call.frame, call.attention, call.layers, call.rotary), call.end
 
     def _call(
         self, segment: Segment, uses: Sequence[tuple[SharedComponent, _Keys, _Layers]], at: int, hidden: Tensor
@@ -301,16 +305,16 @@ class StepRun:
             depth != depths[0] for _, _, depths in ran for depth in depths
         ):
             return None
-        frame, paging, key, rotary = self._frames.frame(segment.models, ran[0][1]), None, None, None
+        frame, attention, key, rotary = self._frames.frame(segment.models, ran[0][1]), None, None, None
         for unit, keys, depths in ran:
             if unit.attends:
                 paged = self._frames.for_layers(segment.models, keys, cast("tuple[int, ...]", depths)).paging
-                paging, key = paged[0].paging if len(paged) == 1 else None, unit.rotary
+                attention, key = paged[0] if len(paged) == 1 else None, unit.rotary
                 rotary = None if key is None else self._frames.rotary(segment.models, key, hidden)
                 break
-        if not program.takes(hidden, frame, paging, rotary):
+        if not program.takes(hidden, frame, None if attention is None else attention.paging, rotary):
             return None
-        return Call(program, at, end, frame, paging, layers, key, rotary)
+        return Call(program, at, end, frame, attention, layers, key, rotary)
 
     @staticmethod
     def _run_masked(unit: SharedComponent, pieces: Iterable[RowChunk], hidden: Tensor) -> Tensor:

@@ -133,3 +133,24 @@ static __attribute__((noinline)) void add_split(const float *acc, float maximum,
     *total_maximum = most;
     for (int64_t i = 0; i < width; i += VL) *(vec *)(total + i) = fused(*(const vec *)(acc + i), broadcast(added), *(vec *)(total + i) * kept);
 }
+
+/* Merge attention to parts of the tokens: outs [parts, rows, width] and sums [parts, rows], natural logarithms of the sums of
+ * exponentiated scores, into out [rows, width] and sum [rows]. In the order of the parts; one with minus infinity changes nothing. */
+void zoo_merge(const float *outs, const float *sums, int64_t parts, int64_t rows, int64_t width, float *out, float *sum)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        float most = -INFINITY, total = 0.0f, *to = out + r * width;
+        for (int64_t p = 0; p < parts; p++)
+            if (sums[p * rows + r] > most) most = sums[p * rows + r];
+        memset(to, 0, width * sizeof(float));
+        for (int64_t p = 0; p < parts && most > -INFINITY; p++) {
+            float weight = expf(sums[p * rows + r] - most);
+            const float *from = outs + (p * rows + r) * width;
+            if (weight == 0.0f) continue;
+            total += weight;
+            for (int64_t i = 0; i < width; i++) to[i] += weight * from[i];
+        }
+        for (int64_t i = 0; i < width && total > 0.0f; i++) to[i] /= total;
+        sum[r] = total > 0.0f ? most + logf(total) : -INFINITY;
+    }
+}

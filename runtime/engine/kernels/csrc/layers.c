@@ -33,44 +33,66 @@ struct step {
     int64_t narrow; /* pools are bfloat16 */
 };
 
-/* Run hidden [rows, width] through `count` halves, in place. Returns 0, or 1 if out of memory. */
-int zoo_layers(float *hidden, const struct half *halves, int64_t count, const struct step *step, int threads)
+/* Norm and first products of a half: into `made` for an FFN, into `wide` for attention, whose K and V are written, too. */
+static int enter_half(const float *hidden, const struct half *half, const struct step *step, int threads)
 {
-    int64_t rows = step->rows;
+    int64_t rows = step->rows, dim = half->dim, total = half->in_total, both = half->heads + half->kv_heads;
+    int failed = 0;
+    zoo_norm(hidden, rows, 1, half->width, half->width, half->norm, half->eps, step->normed, half->width, threads);
+    if (half->kind == FFN && half->in_lows == NULL)
+        return zoo_linear(step->normed, rows, half->width, half->in, 2, GATED_SILU, NULL, step->made, threads);
+    failed |= zoo_linear(step->normed, rows, half->width, half->in, (int)half->in_count, PLAIN, NULL, step->wide, threads);
+    if (half->in_lows != NULL)
+        failed |= zoo_adapt(step->normed, half->width, half->in_lows, step->bounds, step->adapters, half->in_sizes,
+                            (int)half->in_count, step->wide, threads);
+    if (half->kind == FFN) {
+        zoo_gate(step->wide, rows, half->out_inputs, step->made, threads);
+        return failed;
+    }
+    float *k = step->wide + half->heads * dim, *v = k + half->kv_heads * dim;
+    if (half->q_norm != NULL) {
+        zoo_norm(step->wide, rows, half->heads, dim, total, half->q_norm, half->q_eps, step->wide, total, threads);
+        zoo_norm(k, rows, half->kv_heads, dim, total, half->k_norm, half->k_eps, k, total, threads);
+    }
+    zoo_rotate(step->wide, rows, total, both, dim, step->cosine, step->sine, threads);
+    zoo_keep(k, v, total, total, rows, half->kv_heads * dim, step->k_pool, step->v_pool, step->page_stride,
+             step->token_pages + half->layer * rows, step->token_offsets, step->narrow ? 2 : 4, (int)step->narrow, threads);
+    return failed;
+}
+
+/* Attention of the queries in `wide` over the pages, into `made`. */
+static int attend_half(const struct half *half, const struct step *step, int threads)
+{
+    struct pages pages = {step->k_pool, step->v_pool, step->page_stride, step->page_tokens,
+                          step->tables + half->layer * step->layer_stride, step->table_stride, step->narrow};
+    return zoo_decode(step->wide, half->in_total, NULL, NULL, step->lengths, step->rows, half->heads, half->kv_heads, half->dim,
+                      &pages, half->window, half->scale, 0.0f, step->made, NULL, threads);
+}
+
+/* Last product of a half, of `made`, added to hidden. */
+static int leave_half(float *hidden, const struct half *half, const struct step *step, int threads)
+{
+    int how = half->narrow && half->out_lows == NULL ? ROUNDED : PLAIN;
+    int failed = zoo_linear(step->made, step->rows, half->out_inputs, half->out, 1, how, hidden, hidden, threads);
+    if (half->out_lows != NULL)
+        failed |= zoo_adapt(step->made, half->out_inputs, half->out_lows, step->bounds, step->adapters, half->out_sizes, 1, hidden,
+                            threads);
+    if (half->narrow && half->out_lows != NULL) zoo_round(hidden, step->rows * half->width, threads);
+    return failed;
+}
+
+/* Run hidden [rows, width] through `count` halves, in place. `resumes`: the first one's attention is in `made` already;
+ * `stops`: the last one ends before its attention, with its queries in `wide`. Returns 0, or 1 if out of memory. */
+int zoo_layers(float *hidden, const struct half *halves, int64_t count, const struct step *step, int resumes, int stops, int threads)
+{
     int failed = 0;
     for (const struct half *half = halves; half < halves + count && !failed; half++) {
-        zoo_norm(hidden, rows, 1, half->width, half->width, half->norm, half->eps, step->normed, half->width, threads);
-        if (half->kind == FFN && half->in_lows == NULL) {
-            failed |= zoo_linear(step->normed, rows, half->width, half->in, 2, GATED_SILU, NULL, step->made, threads);
-        } else {
-            failed |= zoo_linear(step->normed, rows, half->width, half->in, (int)half->in_count, PLAIN, NULL, step->wide, threads);
-            if (half->in_lows != NULL)
-                failed |= zoo_adapt(step->normed, half->width, half->in_lows, step->bounds, step->adapters, half->in_sizes,
-                                    (int)half->in_count, step->wide, threads);
+        if (!resumes || half > halves) {
+            failed |= enter_half(hidden, half, step, threads);
+            if (stops && half == halves + count - 1) return failed;
+            if (half->kind == ATTENTION && !failed) failed |= attend_half(half, step, threads);
         }
-        if (half->kind == FFN && half->in_lows != NULL) zoo_gate(step->wide, rows, half->out_inputs, step->made, threads);
-        if (half->kind == ATTENTION) {
-            int64_t dim = half->dim, total = half->in_total, both = half->heads + half->kv_heads;
-            float *k = step->wide + half->heads * dim, *v = k + half->kv_heads * dim;
-            const int64_t *pages_of = step->token_pages + half->layer * rows;
-            if (half->q_norm != NULL) {
-                zoo_norm(step->wide, rows, half->heads, dim, total, half->q_norm, half->q_eps, step->wide, total, threads);
-                zoo_norm(k, rows, half->kv_heads, dim, total, half->k_norm, half->k_eps, k, total, threads);
-            }
-            zoo_rotate(step->wide, rows, total, both, dim, step->cosine, step->sine, threads);
-            zoo_keep(k, v, total, total, rows, half->kv_heads * dim, step->k_pool, step->v_pool, step->page_stride, pages_of,
-                     step->token_offsets, step->narrow ? 2 : 4, (int)step->narrow, threads);
-            struct pages pages = {step->k_pool, step->v_pool, step->page_stride, step->page_tokens,
-                                  step->tables + half->layer * step->layer_stride, step->table_stride, step->narrow};
-            failed |= zoo_decode(step->wide, total, NULL, NULL, step->lengths, rows, half->heads, half->kv_heads, dim, &pages,
-                                 half->window, half->scale, 0.0f, step->made, NULL, threads);
-        }
-        int how = half->narrow && half->out_lows == NULL ? ROUNDED : PLAIN;
-        failed |= zoo_linear(step->made, rows, half->out_inputs, half->out, 1, how, hidden, hidden, threads);
-        if (half->out_lows != NULL)
-            failed |= zoo_adapt(step->made, half->out_inputs, half->out_lows, step->bounds, step->adapters, half->out_sizes, 1, hidden,
-                                threads);
-        if (half->narrow && half->out_lows != NULL) zoo_round(hidden, rows * half->width, threads);
+        if (!failed) failed |= leave_half(hidden, half, step, threads);
     }
     return failed;
 }

@@ -16,6 +16,7 @@ from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.partial import PartialAttention, attend_partly, merge
 from runtime.engine.attention.varlen import varlen_attention
 from runtime.engine.kernels.paged_attention import native_attention
+from runtime.engine.layers.operations import NativeOperations, StockOperations
 from runtime.engine.models.registry import kernels_for
 from runtime.engine.step.context import PagedMaker, PagedMetadata, RowSpan
 from runtime.kv.pool import PagePool
@@ -185,3 +186,28 @@ def test_parts_are_exact_on_both_sides_of_the_papers_classes_of_lengths(name: st
     parts = {0: rows.part(made, [range(half)], 16), half: rows.part(made, [range(half, length)], 16)}
     assert (merge(parts).out.double() - rows.exact()).abs().max() < 1e-6
     assert (rows.part(made, [range(length)], 16).out.double() - rows.exact()).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["stock", "native"])
+def test_merges_of_stacked_parts(name: str) -> None:
+    """As in float64; parts without tokens change nothing; a row has the same bits in any company."""
+    kernels = kernels_for(EngineConfig())
+    if kernels is None and name == "native":
+        pytest.skip("NO NATIVE KERNELS: their merge is not tested")
+    merged = StockOperations().merge if kernels is None or name == "stock" else NativeOperations(kernels).merge
+    rng = torch.Generator().manual_seed(2)
+    for parts, tokens, heads, width in ((1, 1, 1, 8), (2, 3, 4, 12), (5, 7, 2, 64), (37, 2, 9, 5)):
+        outs = torch.randn(parts, tokens, heads, width, generator=rng)
+        sums = torch.randn(parts, tokens, heads, generator=rng) * 30
+        gone = torch.rand(parts, tokens, heads, generator=rng) < 0.3
+        outs[gone], sums[gone] = 0.0, -torch.inf
+        made = merged(outs, sums)
+        weights = torch.softmax(sums.double(), 0).nan_to_num(0.0)
+        assert ((weights[..., None] * outs.double()).sum(0) - made.out).abs().max() < 1e-6
+        torch.testing.assert_close(torch.logsumexp(sums.double(), 0), made.lse.double(), rtol=1e-6, atol=1e-6)
+        for token in range(tokens):
+            alone = merged(outs[:, token : token + 1].contiguous(), sums[:, token : token + 1].contiguous())
+            assert torch.equal(alone.out[0], made.out[token]) and torch.equal(alone.lse[0], made.lse[token])
+        nothing = torch.zeros_like(outs[:1]), torch.full_like(sums[:1], -torch.inf)
+        more = merged(torch.cat((outs, nothing[0])), torch.cat((sums, nothing[1])))
+        assert torch.equal(more.out, made.out) and torch.equal(more.lse, made.lse)
