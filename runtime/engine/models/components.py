@@ -148,9 +148,8 @@ class ComponentPool:
 
     def attend(self, paging: PagedMetadata) -> AttentionBackend:
         """Return the attention over a paging, of which other devices may hold page sets."""
-        if not paging.away:
-            return self.attention(paging)
-        return AwayLayers(self.attention, paging, self.creditors, self.operations.merge)
+        plain, merge = self.attention, self.operations.merge
+        return AwayLayers(plain, paging, self.creditors, merge) if paging.away else plain(paging)
 
     def widens(self, dtype: torch.dtype) -> bool:
         """Return whether models of this dtype have float32 activations (`engine.layers.mixed_precision`)."""
