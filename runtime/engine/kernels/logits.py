@@ -40,13 +40,6 @@ class LogitKernels:
         """Apply penalties to rows of contiguous x [.., width]; `row` of each points to its logits."""
         self._found.zoo_penalise((PenaltiesData * len(rows))(*rows), len(rows), x.shape[-1])
 
-    def argmax(self, x: Tensor) -> Tensor:
-        """Return the index of the first maximum of each row of x [rows, width]; in a row with NaN, of the first NaN."""
-        x = _contiguous(x)
-        out = torch.empty(x.shape[0], dtype=torch.int64)
-        self._found.zoo_argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self._threads())
-        return out
-
     def scored(self, x: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities of x [rows, width], as `engine.sampling.choice.TokenChoice.scored`.
 

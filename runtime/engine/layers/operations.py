@@ -222,7 +222,7 @@ class NativeOperations(StockOperations):
         return self.kernels.logits.scored(logits, chosen, count)
 
     def largest(self, logits: Tensor) -> Tensor:
-        return self.kernels.logits.argmax(logits) if logits.dtype == torch.float32 else super().largest(logits)
+        return self.kernels.argmax(logits) if logits.dtype == torch.float32 else super().largest(logits)
 
     def sampled(self, logits: Tensor, by: SamplingColumns) -> Tensor:
         if logits.dtype != torch.float32:

@@ -65,7 +65,7 @@ class PlainHead:
         logits = self._product.multiply(self._kernels.norm(hidden, self._weight, self._eps))[0]
         if masks:
             self._choice.allow_(logits, masks)
-        chosen = self._kernels.logits.argmax(logits) if by is None else choose(logits, sampled, by, self._choice)
+        chosen = self._kernels.argmax(logits) if by is None else choose(logits, sampled, by, self._choice)
         tokens: list[int] = chosen.tolist()
         return tokens
 
