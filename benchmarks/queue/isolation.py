@@ -61,7 +61,7 @@ class Watched:
 
     def tenths(self, answered: Sequence[tuple[float, int]]) -> list[dict[str, Any]]:
         """Return quantiles of each tenth of the phase. `answered`: lines by the time at which they were counted."""
-        end = max(due for due, _, _ in self.asked)
+        end = max(*(due for due, _, _ in self.asked), *(at for at, _ in answered[-1:]))
         found: list[dict[str, Any]] = []
         edges = [self.begin + (end - self.begin) * part / _PARTS for part in range(_PARTS + 1)]
         for since, until in pairwise(edges):
