@@ -38,6 +38,8 @@ class LendingConfig:
             sets of some layers, where its path has one device; `cheapest`, `layers` for contexts of which a layer has
             at most `layer_mib` of K and V, else `tokens`.
         layer_mib: MiB of K and V that a device attends to in the time of a question to a creditor.
+        cut_tokens: Loans begin and end at multiples of so many tokens, where there is a choice. With 64, or a
+            multiple of it, answers have the same bits as one device's (`docs/lending.md`); 1: anywhere.
         mend: Where a creditor dies, only what it held is computed again, as far as that can be (IL-18); otherwise all
             of the sequence.
         beat_ms: Period of agents' heartbeats to the managers of the pool, and of their sorted lists; with `negotiated`
@@ -56,6 +58,7 @@ class LendingConfig:
     ship: LoanShipping = "query"
     shape: LoanShape = "cheapest"
     layer_mib: float = 4.0
+    cut_tokens: int = 64
     mend: bool = True
     beat_ms: int = 100
     gone_ms: int = 1000
@@ -70,6 +73,8 @@ class LendingConfig:
             raise ValueError(f"ship must be one of {', '.join(get_args(LoanShipping))}")
         if self.shape not in get_args(LoanShape) or not 0.0 < self.layer_mib <= 1 << 20:
             raise ValueError(f"shape must be one of {', '.join(get_args(LoanShape))}, layer_mib above 0")
+        if not 1 <= self.cut_tokens <= 65_536:
+            raise ValueError("cut_tokens is from 1 to 65536")
         if not 0.0 <= self.recall <= 1.0 or self.circle_pages < 0:
             raise ValueError("recall is from 0 to 1, circle_pages 0 or more")
         if not 1 <= self.beat_ms <= 60_000 or not self.beat_ms < self.gone_ms <= 3_600_000:

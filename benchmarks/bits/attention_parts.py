@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.reports import deliver
 from runtime.config import EngineConfig
 from runtime.engine.attention.interface import AttentionSettings, Tokens
-from runtime.engine.attention.partial import PartialAttention, attend_partly, merge
+from runtime.engine.attention.partial import PartialAttention, attend_partly, merge_parts
 from runtime.engine.kernels.paged_attention import native_attention
 from runtime.engine.models.registry import kernels_for
 from runtime.engine.step.context import AttentionBackend, PagedMetadata, RowSpan
@@ -70,7 +70,7 @@ class LongContext:
         return [self.part(lo, hi) for lo, hi in pairwise(ends)]
 
     def attend(self, parts: list[AttentionBackend]) -> PartialAttention:
-        return merge(enumerate(attend_partly(each, 0, self._now) for each in parts))
+        return merge_parts([attend_partly(each, 0, self._now) for each in parts])
 
     def attend_whole(self, whole: AttentionBackend) -> Tensor:
         out = torch.zeros(self._now.query.shape)

@@ -89,7 +89,7 @@ def point(
         "ms": {how: round(1e3 * statistics.median(each) / given.layers, 3) for how, each in taken.items()},
         "over_best": [round(each, 3) for each in (statistics.median(ratios), min(ratios), max(ratios))],
         "pages": round((links["cheapest"].pulled - before) / (given.rounds * given.layers), 2),
-        "bytes": [query_bytes(tokens, HEADS, WIDTH, size), page_bytes(lent, given.kv_heads, WIDTH, size)],
+        "bytes": [query_bytes(tokens, HEADS, WIDTH, size, 8), page_bytes(lent, given.kv_heads, WIDTH, size)],
         "error": float((made["query"].float() - made["pages"].float()).abs().max()),
     }  # fmt: skip
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runtime.chains import Array
 from runtime.engine.attention.interface import Tokens
-from runtime.engine.attention.partial import PartialAttention, attend_partly, merge_stacked
+from runtime.engine.attention.partial import PartialAttention, attend_partly, values_dtype
 from runtime.engine.attention.pulled import PulledPages
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
@@ -32,7 +32,7 @@ from runtime.loans import LoanLink, LoanQuery
 from runtime.policy.lending.shipping import LoanAsk, ShippingCosts, query_bytes
 from runtime.types import LoanLost, LoansMixed
 
-#: Merges outs [parts, tokens, heads, head_dim] and their sums [parts, tokens, heads], in the order of the tokens.
+#: Merges values [parts, tokens, heads, head_dim] and sums [parts, tokens, heads, 2], in the order of the tokens.
 Merge = Callable[[Tensor, Tensor], PartialAttention]
 
 #: Seconds from which on an answer was awaited, and had not come before.
@@ -100,9 +100,7 @@ class AwayLayers:
     here have the device's own.
     """
 
-    def __init__(
-        self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None, merge: Merge = merge_stacked
-    ) -> None:
+    def __init__(self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None, merge: Merge) -> None:
         self.paging = paging
         self._made, self._creditors, self._merge = made, creditors, merge
         #: Layers at which the loans of a row begin or end: between two of them the same is away in all layers.
@@ -112,11 +110,11 @@ class AwayLayers:
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._at(layer).write_kv(layer, key, value)
 
-    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
-        self._at(layer).decode(layer, now, out, lse)
+    def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
+        self._at(layer).decode(layer, now, out, sums)
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
-        self._at(layer).chunks(layer, now, out, lse)
+    def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
+        self._at(layer).chunks(layer, now, out, sums)
 
     def _at(self, layer: int) -> AttentionBackend:
         part = bisect_right(self._edges, layer)
@@ -132,9 +130,7 @@ class AwayLayers:
 class AwayAttention:
     """The same where other devices hold the same in all layers."""
 
-    def __init__(
-        self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None, merge: Merge = merge_stacked
-    ) -> None:
+    def __init__(self, made: PagedMaker, paging: PagedMetadata, creditors: Creditors | None, merge: Merge) -> None:
         self.paging = paging
         self._creditors, self._made, self._merge = creditors, made, merge
         self._whole = made(replace(paging, away=()))
@@ -161,26 +157,27 @@ class AwayAttention:
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._whole.write_kv(layer, key, value)
 
-    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+    def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         """As the interface; computes chunks of rows away, too, for which creditors are asked once."""
         query = now.query[self._tokens]
         asked = list(self._send_queries(layer, now, query))
         if self._here is not None:
-            self._here.decode(layer, now, out, lse)
+            self._here.decode(layer, now, out, sums)
         local = self._attend_here(layer, now._replace(query=query), any(each.ask is not None for each in asked))
         most, places = self._parts
-        outs = local.out.new_zeros((most, *local.out.shape))
-        sums = local.lse.new_full((most, *local.lse.shape), -torch.inf)
+        values = local.values.new_zeros((most, *local.values.shape))
+        weights = local.sums.new_zeros((most, *local.sums.shape))
+        weights[..., 1] = -torch.inf
         for made, where in zip((local, *(self._answer(each, now) for each in asked)), places, strict=True):
-            outs[where], sums[where] = made.out, made.lse
-        whole = self._merge(outs, sums)
-        out[self._tokens] = whole.out.to(out.dtype)
-        if lse is not None:
-            lse[self._tokens] = whole.lse.to(lse.dtype)
+            values[where], weights[where] = made.values, made.sums
+        whole = self._merge(values, weights)
+        out[self._tokens] = (whole.out if sums is None else whole.values).to(out.dtype)
+        if sums is not None:
+            sums[self._tokens] = whole.sums
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+    def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         if self._here is not None:
-            self._here.chunks(layer, now, out, lse)
+            self._here.chunks(layer, now, out, sums)
 
     def _attend_here(self, layer: int, now: Tokens, learns: bool) -> PartialAttention:
         """Attend to what is here. `learns`: its time counts for the choice of what travels."""
@@ -267,7 +264,7 @@ class AwayAttention:
         tokens, heads, width = query.shape
         products = sum(count * held for count, held in zip(share.counts, share.lent, strict=True)) * heads * width
         pages = sum(share.lent) // self.paging.page_tokens * 2 * self.paging.pool.half_bytes
-        queries = query_bytes(tokens, heads, width, query.element_size())
+        queries = query_bytes(tokens, heads, width, query.element_size(), values_dtype(query.device).itemsize)
         return LoanAsk(share.creditor, queries, pages, products, self._products(query))
 
     def _answer(self, asked: _OpenQuery, now: Tokens) -> PartialAttention:
@@ -294,18 +291,21 @@ class AwayAttention:
 
 
 def unpacked(arrays: Sequence[Array], shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return a creditor's answer as tensors [tokens, heads, head_dim] and [tokens, heads].
+    """Return a creditor's answer as tensors [tokens, heads, head_dim] and [tokens, heads, 2].
 
     Raises:
         LoanLost: It has another shape.
     """
     tokens, heads, width = shape
-    if len(arrays) != 2 or arrays[0].shape != shape or arrays[1].shape != (tokens, heads):
+    if len(arrays) != 2 or arrays[0].shape != shape or arrays[1].shape != (tokens, heads, 2):
         raise LoanLost("the answer of a creditor has another shape")
+    values = torch.float32 if arrays[0].dtype == "float32" else torch.float64
     try:
-        out = joined([Array(arrays[0].dtype, (tokens, heads * width), arrays[0].data)], (tokens, heads * width),
-                     torch.float32, device)  # fmt: skip
-        return out.view(shape), joined([arrays[1]], (tokens, heads), torch.float32, device)
+        made = [
+            joined([Array(each.dtype, (tokens, wide), each.data)], (tokens, wide), dtype, device)
+            for each, wide, dtype in zip(arrays, (heads * width, heads * 2), (values, torch.float64), strict=True)
+        ]
+        return made[0].view(shape).double(), made[1].view(tokens, heads, 2)
     except ValueError as error:
         raise LoanLost(f"the answer of a creditor cannot be used: {error}") from None
 

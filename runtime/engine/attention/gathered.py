@@ -64,10 +64,10 @@ class GatheredAttention:
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         self.paging.write_kv(layer, key, value)
 
-    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+    def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         for group in self._groups:
-            made, sums = self._attend(layer, group, now, lse is not None)
-            for into, value in ((out, made), (lse, sums)):
+            made, weights = self._attend(layer, group, now, sums is not None)
+            for into, value in ((out, made), (sums, weights)):
                 if into is None or value is None:
                     continue
                 if group.tokens is None:
@@ -75,15 +75,18 @@ class GatheredAttention:
                 else:
                     into[group.tokens] = value.to(into.dtype)
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+    def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         for row, span in self.paging.chunks:
             table = self.paging.tables[row, layer]
-            out[span.lo : span.hi], sums = _chunk(self.paging, table, row, now, lse is not None)
-            if lse is not None and sums is not None:
-                lse[span.lo : span.hi] = sums
+            out[span.lo : span.hi], weights = _chunk(self.paging, table, row, now, sums is not None)
+            if sums is not None and weights is not None:
+                sums[span.lo : span.hi] = weights
 
     def _attend(self, layer: int, group: DecodeGroup, now: Tokens, sums: bool) -> tuple[Tensor, Tensor | None]:
-        """Attend with one token per row over its pages. Returns [rows, heads, head_dim]; with `sums`, [rows, heads]."""
+        """Attend with one token per row over its pages.
+
+        Returns [rows, heads, head_dim]; with `sums`, also [rows, heads, 2].
+        """
         query = now.query if group.tokens is None else now.query[group.tokens]
         heads, (kv_heads, head_dim) = query.shape[1], now.key.shape[1:]
         k, v = self.paging.view(now.key).gather(group.pages[layer], self.paging.pool)
@@ -96,14 +99,14 @@ class GatheredAttention:
         if not sums:
             out = softmax_attention(grouped, k, v, mask, now.how)
             return out.reshape(group.rows, heads, head_dim), None
-        out, lse = softmax_attention_with_sums(grouped, k, v, mask, now.how)
-        return out.reshape(group.rows, heads, head_dim), lse.reshape(group.rows, heads)
+        out, weights = softmax_attention_with_sums(grouped, k, v, mask, now.how)
+        return out.reshape(group.rows, heads, head_dim), weights.reshape(group.rows, heads, 2)
 
 
 def _chunk(paging: PagedMetadata, table: Tensor, row: int, now: Tokens, sums: bool) -> tuple[Tensor, Tensor | None]:
     """Attend with a chunk of one prompt over the pages in `table`.
 
-    Returns [tokens of the chunk, heads, head_dim]; with `sums`, also [tokens of the chunk, heads].
+    Returns [tokens of the chunk, heads, head_dim]; with `sums`, also [tokens of the chunk, heads, 2].
     """
     how, span, held = now.how, paging.spans[row], paging.reach(row)
     q = now.query[span.lo : span.hi].transpose(0, 1)[None]
@@ -128,8 +131,8 @@ def _chunk(paging: PagedMetadata, table: Tensor, row: int, now: Tokens, sums: bo
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
     if not sums:
         return softmax_attention(q, k, v, mask, how)[0].transpose(0, 1), None
-    out, lse = softmax_attention_with_sums(q, k, v, mask, how)
-    return out[0].transpose(0, 1), lse[0].transpose(0, 1)
+    out, weights = softmax_attention_with_sums(q, k, v, mask, how)
+    return out[0].transpose(0, 1), weights[0].transpose(0, 1)
 
 
 def _chunk_mask(span: RowSpan, held: int, window: int | None, like: Tensor) -> Tensor:

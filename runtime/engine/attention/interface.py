@@ -7,6 +7,7 @@ through the device's backend (`engine.attention.gathered` anywhere, `engine.kern
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -127,15 +128,19 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: Attent
 def softmax_attention_with_sums(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: AttentionSettings
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention in float32, and the logarithm of the sum of exponentiated scores of each query.
+    """Compute attention in float32, not divided by the sum of its weights, as `engine.attention.partial` keeps it.
 
     Returns:
-        float32 [..., queries, head_dim], zeros where nothing is visible; float32 [..., queries], minus infinity there.
+        float64 [..., queries, head_dim], zeros where nothing is visible; sums and exponents, float64 [..., queries, 2],
+        zero and minus infinity there.
     """
     scores = _scores(q.float(), k.float(), mask.float(), how)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - torch.where(lse.isneginf(), 0.0, lse)[..., None])  # -inf - -inf is NaN
-    return torch.matmul(weights, v.float()), lse
+    power = lse.double() / math.log(2)
+    exponent = power.ceil()
+    total = torch.exp2(power - torch.where(exponent.isneginf(), 0.0, exponent))
+    return torch.matmul(weights, v.float()) * total[..., None], torch.stack((total, exponent), -1)
 
 
 def _scores(q: Tensor, k: Tensor, mask: Tensor, how: AttentionSettings) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from runtime.chains import Array
 from runtime.engine.attention.interface import AttentionSettings, Tokens
-from runtime.engine.attention.partial import attend_partly
+from runtime.engine.attention.partial import attend_partly, values_dtype
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.pool import Geometry, PagePool
@@ -52,6 +52,7 @@ class LentPages:
 
     def __init__(self, made: PagedMaker, pool: PagePool, device: torch.device) -> None:
         self._made, self._pool, self._device = made, pool, device
+        self._answers = values_dtype(device)
         self._held: dict[int, _HeldLoan] = {}
         #: By rows and geometry: what was made for the latest steps of debtors, the same for all layers of a step.
         self._backends: OrderedDict[object, tuple[list[_HeldLoan], AttentionBackend, int]] = OrderedDict()
@@ -71,7 +72,7 @@ class LentPages:
 
     @torch.inference_mode()
     def attend(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return attention float32 [tokens, heads, head_dim] and its log-sum-exp [tokens, heads], or the pages.
+        """Return values [tokens, heads, head_dim] and sums [tokens, heads, 2] of `PartialAttention`, or the pages.
 
         Raises:
             LoanLost: A loan is not held here.
@@ -92,7 +93,8 @@ class LentPages:
         how = AttentionSettings(query.scaling or None, None, query.softcap or None)
         backend, first = self._backend(query, Geometry(query.kv_heads, width, kept.dtype))
         part = attend_partly(backend, query.layer - first, Tokens(asked, kept, kept, how))
-        return array_of(part.out.cpu().contiguous()), array_of(part.lse.cpu().contiguous())
+        values = part.values.to(self._answers)
+        return array_of(values.cpu().contiguous()), array_of(part.sums.cpu().contiguous())
 
     def _loans_of(self, query: LoanQuery) -> list[_HeldLoan]:
         """Return what is held for each loan of a query. Raises LoanLost, ValueError for what these do not have."""

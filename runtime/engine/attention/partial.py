@@ -1,15 +1,20 @@
-"""Attend to a part of a sequence's tokens, and merge parts into attention to all of them (IL-01, IL-02).
+"""Attend to a part of a sequence's tokens, and merge parts into attention to all of it (IL-01, IL-02).
 
-    part p:    out_p = softmax(q K_p^T) V_p        lse_p = log sum exp(q K_p^T), natural logarithm
-    all:       lse = log sum_p exp(lse_p)          out = sum_p exp(lse_p - lse) out_p
+    part p, over its tokens t, with x_t = log2(e) q k_t:
+        exponent_p = an integer    sum_p = sum_t 2^(x_t - exponent_p)    values_p = sum_t 2^(x_t - exponent_p) v_t
+    all:  exponent = max_p exponent_p    sum, values = sum_p 2^(exponent_p - exponent) (sum_p, values_p)
+          attention = values / sum
 
-The paper's equations 2 and 3 keep a maximum and a sum for each part; their `lse` says both. Scores include the factor
-and the soft cap. A part without tokens for a query has zeros and minus infinity, and changes nothing.
+The paper's equations 2 and 3 keep a maximum and a sum for each part. With powers of two instead nothing is rounded when
+parts move to one exponent, and they are added in float64: with the kernels attention has the same bits in any number
+of parts, if these end at multiples of 64 tokens (`KEYS` in csrc/attention.c). Scores include the factor and the soft
+cap. A part without tokens for a query has zeros and the exponent minus infinity, and changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +29,28 @@ class PartialAttention:
     """Attention to a part of the tokens.
 
     Fields:
-        out: float32 [tokens, heads, head_dim].
-        lse: float32 [tokens, heads]; minus infinity where the part has no tokens for a query.
+        values: float64 [tokens, heads, head_dim], not divided by their sum.
+        sums: Sum and exponent, float64 [tokens, heads, 2].
     """
 
-    out: Tensor
-    lse: Tensor
+    values: Tensor
+    sums: Tensor
+
+    @property
+    def out(self) -> Tensor:
+        """Attention, float32 [tokens, heads, head_dim]; zeros where there are no tokens."""
+        total = self.sums[..., :1]
+        return (self.values / torch.where(total > 0, total, 1.0)).float()
+
+    @property
+    def lse(self) -> Tensor:
+        """Natural logarithm of the sum of exponentiated scores, float64 [tokens, heads]."""
+        return (self.sums[..., 1] + torch.log2(self.sums[..., 0])) * math.log(2)
+
+
+def values_dtype(device: torch.device) -> torch.dtype:
+    """Return in which dtype a device sends values: float32 from GPUs, whose attention is not exact to more."""
+    return torch.float64 if device.type == "cpu" else torch.float32
 
 
 def attend_partly(backend: AttentionBackend, layer: int, now: Tokens) -> PartialAttention:
@@ -44,37 +65,34 @@ def attend_partly(backend: AttentionBackend, layer: int, now: Tokens) -> Partial
     """
     if now.how.window is not None:
         raise ValueError("a sliding window cannot be attended to in parts")
-    out = torch.zeros(now.query.shape, dtype=torch.float32, device=now.query.device)
-    lse = torch.full(now.query.shape[:2], -torch.inf, device=now.query.device)
-    backend.decode(layer, now, out, lse)
-    backend.chunks(layer, now, out, lse)
-    return PartialAttention(out, lse)
+    values = torch.zeros(now.query.shape, dtype=torch.float64, device=now.query.device)
+    sums = torch.zeros((*now.query.shape[:2], 2), dtype=torch.float64, device=now.query.device)
+    sums[..., 1] = -torch.inf
+    backend.decode(layer, now, values, sums)
+    backend.chunks(layer, now, values, sums)
+    return PartialAttention(values, sums)
 
 
-def merge(parts: Mapping[int, PartialAttention] | Iterable[tuple[int, PartialAttention]]) -> PartialAttention:
-    """Merge parts of the same queries, given with the position of each part's first token.
+def merge(values: Tensor, sums: Tensor) -> PartialAttention:
+    """Merge parts of the same queries: values [parts, tokens, heads, head_dim] and sums [parts, tokens, heads, 2].
 
-    They are added in that order, not in that of their arrival, so that the result always has the same bits.
-
-    Raises:
-        ValueError: No parts, or two that begin at the same token.
+    They are added in their order, so that the result always has the same bits. Raises ValueError for no parts.
     """
-    given = sorted(parts.items() if isinstance(parts, Mapping) else parts, key=lambda each: each[0])
-    if not given or len({at for at, _ in given}) != len(given):
-        raise ValueError("parts begin at tokens of their own, and there is at least one")
-    most = given[0][1].lse
-    for _, part in given[1:]:
-        most = torch.maximum(most, part.lse)
-    base = torch.where(most.isneginf(), 0.0, most)  # -inf - -inf is NaN
-    out, total = torch.zeros_like(given[0][1].out), torch.zeros_like(base)
-    for _, part in given:
-        weight = torch.exp(part.lse - base)
-        total += weight
-        out += weight[..., None] * part.out
-    out /= torch.where(total > 0, total, 1.0)[..., None]
-    return PartialAttention(out, base + torch.log(total))
+    if not len(values):
+        raise ValueError("there is at least one part")
+    exponents = sums[..., 1]
+    most = exponents.amax(0)
+    factors = torch.exp2(exponents - torch.where(most.isneginf(), 0.0, most))  # -inf - -inf is NaN
+    out, total = torch.zeros_like(values[0]), torch.zeros_like(most)
+    for part, factor in enumerate(factors):
+        out += values[part] * factor[..., None]
+        total += sums[part, ..., 0] * factor
+    return PartialAttention(out, torch.stack((total, most), -1))
 
 
-def merge_stacked(outs: Tensor, sums: Tensor) -> PartialAttention:
-    """Merge parts [parts, tokens, heads, head_dim] with sums [parts, tokens, heads], in their order."""
-    return merge(enumerate(map(PartialAttention, outs, sums)))
+def merge_parts(parts: Mapping[int, PartialAttention] | Sequence[PartialAttention]) -> PartialAttention:
+    """Merge parts in the order in which they are given, or of the tokens that they begin with."""
+    given = [parts[at] for at in sorted(parts)] if isinstance(parts, Mapping) else list(parts)
+    if not given:
+        raise ValueError("there is at least one part")
+    return merge(torch.stack([each.values for each in given]), torch.stack([each.sums for each in given]))

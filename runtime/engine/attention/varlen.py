@@ -126,9 +126,9 @@ class VarlenAttention:
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         self.paging.write_kv(layer, key, value)
 
-    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
-        if self._apart(now, lse):
-            self._gathered.decode(layer, now, out, lse)
+    def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
+        if self._apart(now, sums):
+            self._gathered.decode(layer, now, out, sums)
             return
         tokens = self.paging.tokens
         if tokens is None:
@@ -136,13 +136,13 @@ class VarlenAttention:
         else:
             out[tokens] = self._call(layer, now.query[tokens], now)
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
-        if self._apart(now, lse):
-            self._gathered.chunks(layer, now, out, lse)
+    def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
+        if self._apart(now, sums):
+            self._gathered.chunks(layer, now, out, sums)
 
-    def _apart(self, now: Tokens, lse: Tensor | None) -> bool:
+    def _apart(self, now: Tokens, sums: Tensor | None) -> bool:
         """Whether the kernel does not do it: heads it does not take, logarithms of sums, pages that hold a part."""
-        return lse is not None or self.paging.held is not None or not self._kernel.takes(now)
+        return sums is not None or self.paging.held is not None or not self._kernel.takes(now)
 
     def _call(self, layer: int, query: Tensor, now: Tokens) -> Tensor:
         view, window = self.paging.view(now.key), now.how.window

@@ -273,7 +273,7 @@ class Kernels:
 
     def decode(
         self, query: Tensor, pool: Pool, lengths: Tensor, out: Tensor, scale: float, window: int = 0, cap: float = 0.0,
-        tokens: Tensor | None = None, rows: Tensor | None = None, lse: Tensor | None = None,
+        tokens: Tensor | None = None, rows: Tensor | None = None, sums: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Attend with one query token per row over its pages; the results go to its places in `out`.
 
@@ -283,7 +283,8 @@ class Kernels:
             window: attend to the last `window` tokens only; 0 for all.
             cap: soft cap on the scores; 0 for none.
             tokens, rows: index of each row's token and of its table; None for 0, 1, ….
-            lse: gets the natural logarithm of the sum of the exponentiated scores: float32 [all tokens, heads].
+            sums: gets sum and exponent of each head [all tokens, heads, 2]; `out` gets values that are not divided.
+                Both are float64 then (`engine.attention.partial`).
 
         Raises:
             MemoryError: no memory for partial results.
@@ -305,7 +306,7 @@ class Kernels:
             scale,
             cap,
             out.data_ptr(),
-            _sums_of(query, lse),
+            _sums_of(query, out, sums),
             self.threads,
         )
         if failed:
@@ -320,7 +321,7 @@ class Kernels:
         scale: float,
         window: int = 0,
         cap: float = 0.0,
-        lse: Tensor | None = None,
+        sums: Tensor | None = None,
     ) -> None:
         """Attend with chunks of prompts over their pages, which already hold the chunks' own K and V.
 
@@ -341,7 +342,7 @@ class Kernels:
             scale,
             cap,
             out.data_ptr(),
-            _sums_of(query, lse),
+            _sums_of(query, out, sums),
             self.threads,
         )
         if failed:
@@ -366,11 +367,11 @@ class Kernels:
         if self._layers(hidden.data_ptr(), first, count, ctypes.addressof(step), resumes, stops, self.threads):
             raise MemoryError("no memory for a layer")
 
-    def merge(self, outs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Merge attention to parts of the tokens: contiguous outs [parts, …, width] and sums [parts, …]."""
-        out, total = torch.empty_like(outs[0]), torch.empty_like(sums[0])
-        shape = len(outs), total.numel(), outs.shape[-1]
-        self._merge(outs.data_ptr(), sums.data_ptr(), *shape, out.data_ptr(), total.data_ptr())
+    def merge(self, values: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Merge attention to parts of the tokens: float64 values [parts, …, width] and sums [parts, …, 2]."""
+        out, total = torch.empty_like(values[0]), torch.empty_like(sums[0])
+        shape = len(values), total.numel() // 2, values.shape[-1]
+        self._merge(values.data_ptr(), sums.data_ptr(), *shape, out.data_ptr(), total.data_ptr())
         return out, total
 
     def onward_(self, rows: OnwardRows) -> None:
@@ -430,13 +431,15 @@ def _heads_of(query: Tensor, pool: Pool, out: Tensor) -> tuple[int, int, int]:
     return heads, kv_heads, width
 
 
-def _sums_of(query: Tensor, lse: Tensor | None) -> int | None:
-    """Return where the logarithms of sums go. Raises ValueError if they do not match the query."""
-    if lse is None:
+def _sums_of(query: Tensor, out: Tensor, sums: Tensor | None) -> int | None:
+    """Return where sums and exponents go. Raises ValueError if they or `out` do not match."""
+    if out.dtype != (torch.float32 if sums is None else torch.float64):
+        raise ValueError(f"attention does not go into {out.dtype}")
+    if sums is None:
         return None
-    if lse.shape != query.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous():
-        raise ValueError(f"sums {list(lse.shape)} are not of heads {list(query.shape)}")
-    return lse.data_ptr()
+    if sums.shape != (*query.shape[:2], 2) or sums.dtype != torch.float64 or not sums.is_contiguous():
+        raise ValueError(f"sums {list(sums.shape)} are not of heads {list(query.shape)}")
+    return sums.data_ptr()
 
 
 def _rows_of(x: Tensor, width: int) -> Tensor:

@@ -54,27 +54,27 @@ class NativeAttention:
             self._pool(layer, paging.view(key)), paging.token_pages[layer], paging.token_offsets, key, value
         )
 
-    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+    def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         if not self._some:
             return
         if not _takes(now):
-            self._gathered.decode(layer, _in_one_dtype(now), out, lse)
+            self._gathered.decode(layer, _in_one_dtype(now), out, sums)
             return
         pool = self._pool(layer, self.paging.view(now.key))
         query, into = _in_float32(now.query, out)
-        self._kernels.decode(query, pool, self._lengths, into, *_terms(now), self._tokens, self._rows, lse)
+        self._kernels.decode(query, pool, self._lengths, into, *_terms(now), self._tokens, self._rows, sums)
         if into is not out:
             out.copy_(into)
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+    def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         if not self._prompts.count:
             return
         if not _takes(now):
-            self._gathered.chunks(layer, _in_one_dtype(now), out, lse)
+            self._gathered.chunks(layer, _in_one_dtype(now), out, sums)
             return
         pool = self._pool(layer, self.paging.view(now.key))
         query, into = _in_float32(now.query, out)
-        self._kernels.chunks(query, pool, self._prompts, into, *_terms(now), lse)
+        self._kernels.chunks(query, pool, self._prompts, into, *_terms(now), sums)
         if into is not out:
             out.copy_(into)
 
@@ -104,9 +104,12 @@ def _takes(now: Tokens) -> bool:
 
 
 def _in_float32(query: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Return query and output as the kernels take them: float32, a token's heads contiguous; copied if necessary."""
+    """Return query and output as the kernels take them: float32, output of a part float64, a token's heads contiguous.
+
+    Copied if necessary.
+    """
     wide = query if back_to_back(query) else query.float().contiguous()
-    return wide, out if out.dtype == torch.float32 else out.float()
+    return wide, out if out.dtype in (torch.float32, torch.float64) else out.float()
 
 
 def _in_one_dtype(now: Tokens) -> Tokens:

@@ -165,15 +165,16 @@ class AttentionBackend(Protocol):
         """Write K and V of the paging's tokens [tokens, kv_heads, head_dim] to a layer's pages."""
         ...
 
-    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+    def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         """Compute attention of all rows with one token, into their places of `out` [tokens, heads, head_dim].
 
-        `lse`, if given, gets the natural logarithm of the sum of exponentiated scores: float32 [tokens, heads].
+        `sums`, if given, float64 [tokens, heads, 2], gets their sums and exponents, and `out`, float64, what is not
+        divided by them (`engine.attention.partial`).
         """
         ...
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
-        """Compute attention of the tokens of all other rows, into their places of `out` and `lse`."""
+    def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
+        """Compute attention of the tokens of all other rows, into their places of `out` and `sums`."""
         ...
 
 

@@ -1,11 +1,12 @@
 """Choose what travels between a debtor and a creditor: queries and partial attention, or the lent pages (IL-27, IL-28).
 
-    queries   c H d b out, c H (4 d + 4) back, whatever is lent    attention at the creditor, beside that to the rest
+    queries   c H d b out, c H (a d + 16) back, whatever is lent   attention at the creditor, beside that to the rest
     pages     2 n G d b back, whatever is asked                    attention at the debtor, after they have come
 
-for one layer: c query tokens, n lent tokens, H heads of queries, G of K and V, d values of b bytes; attention and its
-log-sum-exp are in float32. So pages are fewer bytes only for prompts in chunks over short lent parts. Whether they are
-faster, too, depends on the link and on both devices: these times are learned from what was asked before. Pure.
+for one layer: c query tokens, n lent tokens, H heads of queries, G of K and V, d values of b bytes, of a bytes in
+attention, which has a sum and an exponent for each head. So pages are fewer bytes only for prompts in chunks over short
+lent parts. Whether they are faster, too, depends on the link and on both devices: these times are learned from what was
+asked before. Pure.
 """
 
 from __future__ import annotations
@@ -50,9 +51,12 @@ class LoanAsk:
         return self.pages <= MOST_PULLED and self.pages < self.queries
 
 
-def query_bytes(tokens: int, heads: int, width: int, element: int) -> int:
-    """Return the bytes of so many query tokens, and of attention and log-sum-exp that come back for them."""
-    return tokens * heads * (width * element + 4 * width + 4)
+def query_bytes(tokens: int, heads: int, width: int, element: int, back: int) -> int:
+    """Return the bytes of so many query tokens, and of attention and its sums that come back for them.
+
+    `element`, `back`: bytes of a value of a query, and of attention.
+    """
+    return tokens * heads * (width * element + back * width + 16)
 
 
 def page_bytes(tokens: int, kv_heads: int, width: int, element: int) -> int:

@@ -28,7 +28,7 @@ from runtime.kv.pages import groups_for
 from runtime.lending_config import LoanShape
 from runtime.messages import MigrationFailed, MigrationReady, SendAway, StartMigration
 from runtime.policy.lending.creditors import Creditor, choose
-from runtime.policy.lending.shapes import LoanPiece, PageRectangle, cheaper_shape, pieces
+from runtime.policy.lending.shapes import LoanPiece, PageRectangle, cheaper_shape, cut_step, pieces
 from runtime.scheduler.lending.circles import Circles
 from runtime.scheduler.lending.loans import Loan, Loans
 from runtime.scheduler.lending.mending import Mending
@@ -273,7 +273,9 @@ class Lending:
         ]
         coming = groups_for(spec, sequence.tokens) - sequence.pages.groups
         room = state.devices[hop.device].pages.free + sum(each.pages for each in here)
-        return pieces(self._shape(sequence), here, need, coming, room)
+        return pieces(
+            self._shape(sequence), here, need, coming, room, cut_step(spec.page_tokens, self.config.cut_tokens)
+        )
 
     def _shape(self, sequence: ScheduledSequence) -> LoanShape:
         """Return the shape of a sequence's loans, the same for all while it is on a path."""
@@ -311,7 +313,7 @@ class Lending:
         """Start the loan of a sequence that a creditor grants; return its number, 0 if it has nothing to lend now."""
         sequence = wish.sequence
         for piece in self._pieces(sequence, wish.hop, wish.pages):
-            if (piece.by_layers, piece.unit) == (wish.piece.by_layers, wish.piece.unit):
+            if (piece.by_layers, piece.unit, piece.step) == (wish.piece.by_layers, wish.piece.unit, wish.piece.step):
                 self._start(sequence, wish.hop, creditor, piece.first(units), now)
                 return sequence.waits.move
         return 0

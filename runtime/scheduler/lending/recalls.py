@@ -19,6 +19,7 @@ from typing import Any
 from runtime.chains import Stage
 from runtime.messages import EndLoan, FinishMigration, MigrationFailed, MigrationReady, StartMigration
 from runtime.policy.lending.recalls import Debt, recalls
+from runtime.policy.lending.shapes import cut_step, last_groups
 from runtime.scheduler.lending.loans import Loan, LoanRecall, Loans
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -56,7 +57,9 @@ class Recalls:
         while debtor.pages.free < groups * loan.depth:
             if not self._evict(loan.debtor):
                 return None
-        first, last = max(loan.groups[0], loan.groups[1] - groups), loan.groups[1]
+        last = loan.groups[1]
+        step = cut_step(sequence.spec.page_tokens, state.config.lending.cut_tokens)
+        first = last_groups(loan.groups[0], last, groups, step)
         recall = LoanRecall(self._number(), loan, (first, last), now)
         self._loans.recalls[recall.number] = recall
         sequence.moves(recall.number)

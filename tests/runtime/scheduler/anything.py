@@ -242,7 +242,8 @@ def _with_loans(config: ClusterConfig, rng: random.Random, mode: LendingMode, pr
     )  # fmt: skip
     shape: LoanShape = random.Random(repr(lending)).choice(("tokens", "layers", "cheapest"))
     named = [each for each in get_args(LoanShape) if each == os.environ.get("BLOCKZOO_SHAPE")]
-    lending = replace(lending, shape=named[0] if named else shape, layer_mib=0.0001)
+    cut = random.Random(repr(lending) + "cut").choice((1, 8, 64))
+    lending = replace(lending, shape=named[0] if named else shape, layer_mib=0.0001, cut_tokens=cut)
     placement = rng.choice((config.placement, "replicate"))
     if predicts:
         return replace(config, dispatch="placed", lending=lending)

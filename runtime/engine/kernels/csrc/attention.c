@@ -1,5 +1,11 @@
-/* What attention in decode steps and in chunks of a prompt have in common: pages, softmax, and joining splits, so that a
+/* What attention in decode steps and in chunks of a prompt have in common: pages, softmax, and joining parts, so that a
  * token has the same bits in both. Included by kernels.c.
+ *
+ * Attention to some keys is (values, sum, exponent): values = sum of 2^(x - exponent) V, sum = sum of 2^(x - exponent), where
+ * x = score * log2 e, and exponent is an integer. A weight 2^(x - exponent) is a power of two times what depends on x alone, and
+ * so is what KEYS keys add in float; these are added as doubles. So moving to another exponent is exact, and sums of doubles
+ * hardly ever round: the result has the same bits wherever keys are cut at multiples of KEYS, and whichever part is added first
+ * (in the end a float is a double rounded: two sums that differ in the last bit of a double give two floats once in 10^8).
  *
  * Over pages of bfloat16, on a processor with a dot product of pairs (PAIRED), queries and softmax's weights are rounded to
  * bfloat16: scores are sums over pairs of a head's values, results sums over pairs of keys, in float32. Softmax divides by
@@ -7,8 +13,8 @@
  *
  *     page pool  ->  token t of a page at page * page_stride + t * kv_heads * dim, K and V in two pools
  */
-/* Attention over more than SPLIT keys is split into parts of SPLIT keys, and softmax is updated after every KEYS keys:
- * at multiples of both, in decode steps and in chunks of a prompt. */
+/* Softmax takes KEYS keys at a time, at multiples of KEYS in a row. SPLIT: keys of a part that one thread attends to in a decode
+ * step. */
 #define SPLIT 512
 #define KEYS 64
 
@@ -80,17 +86,52 @@ INLINE vec round_weights(vec p)
 #endif
 }
 
+/* acc [VL] += made. */
+INLINE void add_wide(double *acc, vec made)
+{
+    union {
+        vec all;
+        halfvec half[2];
+    } parts = {made};
+    *(dvec *)acc += __builtin_convertvector(parts.half[0], dvec);
+    *(dvec *)(acc + VL / 2) += __builtin_convertvector(parts.half[1], dvec);
+}
+
+/* 2^by for an integer by <= 0, as a factor of doubles; 0 for minus infinity and NaN. */
+INLINE double power_of_two(double by) { return by > -1000.0 ? ldexp(1.0, (int)by) : 0.0; }
+
+/* 2^(x + rest - exponent) for x <= exponent, an integer, and a rest that x was rounded by: 2^n 2^f with |f| <= 1/2 (Cephes). Below
+ * 2^-125, and for NaN, it is 0. */
+INLINE vec power_of(vec x, vec rest, float exponent)
+{
+    const float magic = 12582912.0f, whole = 4194304.0f; /* adding and subtracting it rounds to an integer, up to `whole` */
+    const vec zero = {0};
+    ivec kept = (ivec)(x - exponent > -125.0f);
+    x = pick(kept, x, zero);
+    vec n = pick((ivec)(x < whole) & (ivec)(x > -whole), x + magic - magic, x);
+    vec f = x - n + rest;
+    vec y = fused(f, zero + 1.535336188319500e-4f, zero + 1.339887440266574e-3f);
+    y = fused(y, f, zero + 9.618437357674640e-3f);
+    y = fused(y, f, zero + 5.550332471162809e-2f);
+    y = fused(y, f, zero + 2.402264791363012e-1f);
+    y = fused(y, f, zero + 6.931472028550421e-1f);
+    y = fused(y, f, zero + 1.0f);
+    ivec power = (__builtin_convertvector(pick(kept, n - exponent, zero), ivec) + 127) << 23;
+    return pick(kept, y * (vec)power, zero);
+}
+
 /* Update one query head's softmax with `scale` times the scores of KEYS keys, of which [begin, end) count: scores become
- * weights, rounded to bfloat16 if PAIRED and `narrow`; maximum, sum and acc [width] of the preceding keys are scaled to the
- * new maximum. scale is positive. Decode steps and chunks of a prompt call this one function, so that a token has the same
- * bits in both. */
-static __attribute__((noinline)) void soften(int64_t begin, int64_t end, float scale, float cap, float *scores, float *maximum, float *sum,
-                                             float *acc, int64_t width, int narrow)
+ * weights, rounded to bfloat16 if PAIRED and `narrow`; exponent, sum and acc [width] of the preceding keys move to the new
+ * exponent. scale is positive. Decode steps and chunks of a prompt call this one function, so that a token has the same bits
+ * in both. */
+static __attribute__((noinline)) void soften(int64_t begin, int64_t end, float scale, float cap, float *scores, double *exponent, double *sum,
+                                             double *acc, int64_t width, int narrow)
 {
     if (cap > 0.0f) {
         for (int64_t t = begin; t < end; t++) scores[t] = tanhf(scores[t] * scale / cap) * cap;
         scale = 1.0f;
     }
+    scale *= 1.44269504088896341f;
     vec high = (vec){0} - INFINITY;
     if (begin > 0 || end < KEYS) {
         int32_t lanes[VL] ALIGNED;
@@ -104,16 +145,18 @@ static __attribute__((noinline)) void soften(int64_t begin, int64_t end, float s
         vec s = *(vec *)(scores + t);
         high = pick((ivec)(s > high), s, high);
     }
-    float most = max_of(high) * scale;
-    if (most > *maximum) {
-        float shrink = expf(*maximum - most);
+    double most = ceilf(max_of(high) * scale);
+    if (most > *exponent) {
+        double shrink = power_of_two(*exponent - most);
         *sum *= shrink;
-        for (int64_t i = 0; i < width; i += VL) *(vec *)(acc + i) *= shrink;
-        *maximum = most;
+        for (int64_t i = 0; i < width; i += VL / 2) *(dvec *)(acc + i) *= shrink;
+        *exponent = most;
     }
-    vec total = {0}, base = (vec){0} - (*maximum == -INFINITY ? 0.0f : *maximum); /* avoids NaN when all are -inf */
+    vec total = {0};
+    float now = *exponent == -INFINITY ? 0.0f : (float)*exponent; /* avoids NaN when all are -inf */
     for (int t = 0; t < KEYS; t += VL) {
-        vec p = exp_of(fused(*(vec *)(scores + t), broadcast(scale), base));
+        vec s = *(vec *)(scores + t), x = s * scale;
+        vec p = power_of(x, fused(s, broadcast(scale), -x), now);
         if (PAIRED && narrow) p = round_weights(p);
         *(vec *)(scores + t) = p;
         total += p;
@@ -121,36 +164,43 @@ static __attribute__((noinline)) void soften(int64_t begin, int64_t end, float s
     *sum += sum_of(total);
 }
 
-/* Add the attention over SPLIT keys to that over the preceding ones: acc [width], maximum and sum of both. One function
- * for decode steps and chunks, as soften. */
-static __attribute__((noinline)) void add_split(const float *acc, float maximum, float sum, float *total, float *total_maximum, float *total_sum,
-                                                int64_t width)
+/* Add attention to some keys to that to others: acc [width], exponent and sum of both. */
+static void add_part(const double *acc, double exponent, double sum, double *total, double *total_exponent, double *total_sum, int64_t width)
 {
-    if (maximum == -INFINITY) return;
-    float most = maximum > *total_maximum ? maximum : *total_maximum;
-    float kept = expf(*total_maximum - most), added = expf(maximum - most);
+    if (exponent == -INFINITY) return;
+    double most = exponent > *total_exponent ? exponent : *total_exponent;
+    double kept = power_of_two(*total_exponent - most), added = power_of_two(exponent - most);
     *total_sum = *total_sum * kept + sum * added;
-    *total_maximum = most;
-    for (int64_t i = 0; i < width; i += VL) *(vec *)(total + i) = fused(*(const vec *)(acc + i), broadcast(added), *(vec *)(total + i) * kept);
+    *total_exponent = most;
+    for (int64_t i = 0; i < width; i++) total[i] = total[i] * kept + acc[i] * added;
 }
 
-/* Merge attention to parts of the tokens: outs [parts, rows, width] and sums [parts, rows], natural logarithms of the sums of
- * exponentiated scores, into out [rows, width] and sum [rows]. In the order of the parts; one with minus infinity changes nothing. */
-void zoo_merge(const float *outs, const float *sums, int64_t parts, int64_t rows, int64_t width, float *out, float *sum)
+/* Write attention to all keys of a query head: acc divided by its sum to a float array, or with `sums` as it is to an array of
+ * doubles, sum and exponent to two more. `place`: the head's place in the arrays. */
+INLINE void put_out(const double *acc, double exponent, double sum, void *out, double *sums, int64_t place, int64_t dim)
+{
+    if (sums == NULL) {
+        float *to = (float *)out + place * dim;
+        for (int64_t j = 0; j < dim; j++) to[j] = sum > 0.0 ? (float)(acc[j] / sum) : 0.0f;
+        return;
+    }
+    memcpy((double *)out + place * dim, acc, (size_t)dim * 8);
+    sums[2 * place] = sum;
+    sums[2 * place + 1] = exponent;
+}
+
+/* Merge attention to parts of the tokens: values [parts, rows, width] and sums [parts, rows, 2] (sum, exponent) into out
+ * [rows, width] and total [rows, 2]. In the order of the parts; one without tokens changes nothing. */
+void zoo_merge(const double *values, const double *sums, int64_t parts, int64_t rows, int64_t width, double *out, double *total)
 {
     for (int64_t r = 0; r < rows; r++) {
-        float most = -INFINITY, total = 0.0f, *to = out + r * width;
-        for (int64_t p = 0; p < parts; p++)
-            if (sums[p * rows + r] > most) most = sums[p * rows + r];
-        memset(to, 0, width * sizeof(float));
-        for (int64_t p = 0; p < parts && most > -INFINITY; p++) {
-            float weight = expf(sums[p * rows + r] - most);
-            const float *from = outs + (p * rows + r) * width;
-            if (weight == 0.0f) continue;
-            total += weight;
-            for (int64_t i = 0; i < width; i++) to[i] += weight * from[i];
+        double sum = 0.0, exponent = -INFINITY;
+        memset(out + r * width, 0, (size_t)width * 8);
+        for (int64_t p = 0; p < parts; p++) {
+            const double *mine = sums + (p * rows + r) * 2;
+            add_part(values + (p * rows + r) * width, mine[1], mine[0], out + r * width, &exponent, &sum, width);
         }
-        for (int64_t i = 0; i < width && total > 0.0f; i++) to[i] /= total;
-        sum[r] = total > 0.0f ? most + logf(total) : -INFINITY;
+        total[2 * r] = sum;
+        total[2 * r + 1] = exponent;
     }
 }

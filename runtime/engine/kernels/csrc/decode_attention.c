@@ -78,7 +78,7 @@ static void score_keys(int64_t m, int64_t dim, const void *q, int64_t step, cons
 /* acc[i * width] += weights[i * KEYS + t] * V of keys t in [begin, end), for m query heads and c vectors of V at `offset`
  * values of vs. Sums over keys in the order of `tile`, from zero. Prefetches what is at the same offset of `then`. */
 INLINE void value_tile(int m, int c, int64_t begin, int64_t end, const float *weights, const char **vs, const char **then, int64_t offset,
-                       int narrow, float *acc, int64_t width)
+                       int narrow, double *acc, int64_t width)
 {
     vec made[4][4];
     for (int i = 0; i < m; i++)
@@ -94,12 +94,12 @@ INLINE void value_tile(int m, int c, int64_t begin, int64_t end, const float *we
         }
     }
     for (int i = 0; i < m; i++)
-        for (int j = 0; j < c; j++) *(vec *)(acc + i * width + j * VL) += made[i][j];
+        for (int j = 0; j < c; j++) add_wide(acc + i * width + j * VL, made[i][j]);
 }
 
 /* As value_tile, over pairs of keys and weights [KEYS / 2] per head, in the order of `tile_narrow`. */
 INLINE void pair_values(int m, int c, int64_t begin, int64_t end, const uint32_t *weights, const char **vs, const char **then, int64_t offset,
-                        float *acc, int64_t width)
+                        double *acc, int64_t width)
 {
     vec made[4][4];
     for (int i = 0; i < m; i++)
@@ -115,12 +115,12 @@ INLINE void pair_values(int m, int c, int64_t begin, int64_t end, const uint32_t
         }
     }
     for (int i = 0; i < m; i++)
-        for (int j = 0; j < c; j++) *(vec *)(acc + i * width + j * VL) += made[i][j];
+        for (int j = 0; j < c; j++) add_wide(acc + i * width + j * VL, made[i][j]);
 }
 
 /* As value_tile, for one query head and the values from `offset` up to dim, fewer than a vector. `paired`: as pair_values. */
 INLINE void value_rest(int64_t begin, int64_t end, const float *weights, const uint32_t *paired, const char **vs, int64_t offset, int64_t rest,
-                       int narrow, float *acc)
+                       int narrow, double *acc)
 {
     vec made = {0};
     if (PAIRED && narrow) {
@@ -133,7 +133,7 @@ INLINE void value_rest(int64_t begin, int64_t end, const float *weights, const u
             made = fused(b, broadcast(weights[t]), made);
         }
     }
-    *(vec *)acc += made;
+    add_wide(acc, made);
 }
 
 #define HEADS_VALUES(m, c) \
@@ -150,14 +150,14 @@ INLINE void value_rest(int64_t begin, int64_t end, const float *weights, const u
     }
 /* Attend with the query heads of KV heads [first, first + heads) over the tokens of one row, at most SPLIT.
  *
- * q [heads * group, dim]; out [heads * group, width], dim rounded up to vectors, is unnormalised, with each query head's
- * maximum and sum: softmax(q K^T) V = out / sum. A token's heads are contiguous and read together. V is prefetched while
+ * q [heads * group, dim]; out [heads * group, width], dim rounded up to vectors, is not divided: softmax(q K^T) V = out / sum, with
+ * each query head's exponent and sum (attention.c). A token's heads are contiguous and read together. V is prefetched while
  * K is read, and the next K while V is read, at the end that of row `next`, which probably follows: runs as short as a KV
  * page defeat the hardware prefetcher. Scratch: scores [heads * group, KEYS]; if PAIRED and narrow, pairs for q and for
  * softmax's weights, `pairs_room` of them. */
 INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
                         const struct reach *next, int64_t first, int64_t kv_heads, int narrow, float scale, float cap, float *scores,
-                        uint32_t *paired, float *out, float *maxima, float *sums)
+                        uint32_t *paired, double *out, double *exponents, double *sums)
 {
     const char *places[2][2][KEYS];
     const int64_t size = narrow ? 2 : 4, width = (dim + VL - 1) / VL * VL;
@@ -167,10 +167,10 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
         for (int64_t g = 0; g < all; g++) pair_up(q + g * dim, dim, paired + g * units);
     const int64_t *table = row->table;
     for (int64_t g = 0; g < all; g++) {
-        maxima[g] = -INFINITY;
-        sums[g] = 0.0f;
+        exponents[g] = -INFINITY;
+        sums[g] = 0.0;
     }
-    memset(out, 0, (size_t)(all * width) * 4);
+    memset(out, 0, (size_t)(all * width) * 8);
     /* address translation takes as long as reading, so touch all pages first */
     int64_t step = PAGE / (kv_heads * dim * size) + 1;
     for (int64_t at = lo; at < hi; at += step) {
@@ -195,7 +195,7 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
                                PAIRED && narrow ? units : dim, ks + t, g == 0 ? vs + t : NULL, h * dim * size, narrow,
                                scores + (h * group + g) * KEYS + t);
         for (int64_t g = 0; g < all; g++) {
-            soften(begin, end, scale, cap, scores + g * KEYS, maxima + g, sums + g, out + g * width, width, narrow);
+            soften(begin, end, scale, cap, scores + g * KEYS, exponents + g, sums + g, out + g * width, width, narrow);
             if (PAIRED && narrow) pair_up(scores + g * KEYS, KEYS, weights + g * (KEYS / 2));
         }
         for (int64_t h = 0; h < heads; h++) {
@@ -203,7 +203,7 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
                 int64_t m = (h + 1) * group - g < 4 ? (h + 1) * group - g : 4, d = 0;
                 const float *mine = scores + g * KEYS;
                 const uint32_t *pairs = weights + g * (KEYS / 2);
-                float *o = out + g * width;
+                double *o = out + g * width;
                 for (; d + 4 * VL <= dim; d += 4 * VL) VALUES(4);
                 for (; d + VL <= dim; d += VL) VALUES(1);
                 for (int64_t i = 0; i < m && d < dim; i++)
@@ -223,14 +223,14 @@ static int64_t pairs_room(const struct pages *pages, int64_t heads, int64_t dim)
 #define ATTEND(D) \
     do { \
         if (pages->narrow) \
-            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, paired, out, maxima, sums); \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, paired, out, exponents, sums); \
         else \
-            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, paired, out, maxima, sums); \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, paired, out, exponents, sums); \
     } while (0)
 /* Constant sizes let the compiler unroll. */
 static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
                        const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores,
-                       uint32_t *paired, float *out, float *maxima, float *sums)
+                       uint32_t *paired, double *out, double *exponents, double *sums)
 {
     switch (dim) {
         case 64: ATTEND(64); break;
@@ -253,12 +253,11 @@ static struct reach reach_of(const struct pages *pages, const int64_t *rows_of, 
  *
  * q: token tokens[r] (r if NULL) at q + token * q_stride, [heads, dim]; out likewise, heads * dim apart. lengths
  * [rows]: tokens of the row, this one included. rows_of [rows]: its row in the tables (r if NULL). window: attend to
- * the last `window` tokens only, 0 for all. cap: soft cap, 0 for none. lse: if not NULL, the natural logarithm of the sum
- * of the exponentiated scores, at lse + token * heads, -inf without any. A row of no tokens gives zeros. Returns 0, or 1 if
- * out of memory. */
+ * the last `window` tokens only, 0 for all. cap: soft cap, 0 for none. sums: NULL, or doubles for what is not divided, as
+ * put_out writes it; out is of doubles then. A row of no tokens gives zeros. Returns 0, or 1 if out of memory. */
 int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const int64_t *rows_of, const int64_t *lengths, int64_t rows,
                int64_t heads, int64_t kv_heads, int64_t dim, const struct pages *pages, int64_t window, float scale, float cap,
-               float *out, float *lse, int threads)
+               void *out, double *sums, int threads)
 {
     int64_t group = heads / kv_heads, longest = 0;
     for (int64_t r = 0; r < rows; r++) longest = lengths[r] > longest ? lengths[r] : longest;
@@ -266,11 +265,12 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
     int64_t at_once = rows * splits >= 2 * threads ? kv_heads : 1; /* with few rows, threads share a row's heads */
     int64_t shares = kv_heads / at_once, padded = (dim + VL - 1) / VL * VL, width = heads * (padded + 2);
     int64_t room = pairs_room(pages, at_once * group, dim);
-    float *parts = malloc((size_t)(rows * splits * width + 1) * 4); /* [rows, splits]: out [heads, padded], maxima, sums [heads] */
+    double *parts = malloc((size_t)(rows * splits * width + 1) * 8); /* [rows, splits]: out [heads, padded], exponents, sums [heads] */
     if (parts == NULL) return 1;
 #pragma omp parallel num_threads(threads)
     {
-        float scores[at_once * group * KEYS] ALIGNED, total[padded] ALIGNED;
+        float scores[at_once * group * KEYS] ALIGNED;
+        double total[padded] ALIGNED;
         uint32_t paired[room + 1] ALIGNED;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < rows * splits * shares; each++) {
@@ -279,27 +279,25 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
             struct reach row = reach_of(pages, rows_of, lengths, r, split, window), next = row;
             next.hi = next.lo;
             if (at_once == kv_heads && splits == 1 && later < rows) next = reach_of(pages, rows_of, lengths, later, 0, window);
-            float *o = parts + each / shares * width, *maxima = o + heads * padded + head * group, *sums = maxima + heads;
+            double *o = parts + each / shares * width, *exponents = o + heads * padded + head * group, *weights = exponents + heads;
             if (row.lo >= row.hi) {
-                for (int64_t g = 0; g < at_once * group; g++) maxima[g] = -INFINITY;
+                for (int64_t g = 0; g < at_once * group; g++) exponents[g] = -INFINITY;
                 continue;
             }
             const float *mine = q + (tokens == NULL ? r : tokens[r]) * q_stride + head * group * dim;
             attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores, paired,
-                       o + head * group * padded, maxima, sums);
+                       o + head * group * padded, exponents, weights);
         }
 #pragma omp for schedule(dynamic, SHARE(rows * heads))
         for (int64_t each = 0; each < rows * heads; each++) {
             int64_t r = each / heads, head = each % heads;
             int64_t place = (tokens == NULL ? r : tokens[r]) * heads + head;
-            float *o = out + place * dim;
-            const float *part = parts + r * splits * width;
-            float most = -INFINITY, sum = 0.0f;
-            memset(total, 0, (size_t)padded * 4);
+            const double *part = parts + r * splits * width;
+            double exponent = -INFINITY, sum = 0.0;
+            memset(total, 0, (size_t)padded * 8);
             for (int64_t s = 0; s < splits; s++, part += width)
-                add_split(part + head * padded, part[heads * padded + head], part[heads * (padded + 1) + head], total, &most, &sum, padded);
-            for (int64_t j = 0; j < dim; j++) o[j] = total[j] * (sum > 0.0f ? 1.0f / sum : 0.0f);
-            if (lse != NULL) lse[place] = sum > 0.0f ? most + logf(sum) : -INFINITY;
+                add_part(part + head * padded, part[heads * padded + head], part[heads * (padded + 1) + head], total, &exponent, &sum, padded);
+            put_out(total, exponent, sum, out, sums, place, dim);
         }
     }
     free(parts);

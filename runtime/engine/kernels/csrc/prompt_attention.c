@@ -80,25 +80,25 @@ static void lay_out_pairs_of_head(const struct pages *pages, const int64_t *tabl
 #define PANELS (KEYS / NR)
 
 /* Attend with a block of m query rows of one head, the first at position `first`, over the laid out K and V of their
- * row, which has `held` tokens; `paired`: of lay_out_pairs_of_head. lse, if not NULL: one for each row, `lse_stride` apart. acc: scratch for MR rows of twice the padded width and of dim. */
+ * row, which has `held` tokens; `paired`: of lay_out_pairs_of_head. out, sums, place: of the first row, as put_out; rows are `heads`
+ * places apart. acc: scratch for MR rows of the padded width; mine: for MR rows of dim. */
 static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const void *k, const void *v, int64_t padded, int paired,
-                         int64_t first, int64_t held, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride,
-                         float *lse, int64_t lse_stride)
+                         int64_t first, int64_t held, int64_t window, float scale, float cap, double *acc, float *mine, void *out, double *sums,
+                         int64_t place, int64_t heads)
 {
-    float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR], total_maxima[MR], total_sums[MR];
-    uint32_t weights[MR * KEYS / 2] ALIGNED, *queries = (uint32_t *)(acc + 2 * MR * ((dim + NR - 1) / NR * NR));
+    float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED;
+    double exponents[MR], totals[MR];
+    uint32_t weights[MR * KEYS / 2] ALIGNED, *queries = (uint32_t *)mine;
     const int64_t units = (dim + 1) / 2;
     int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR, end = ((first + m < held ? first + m : held) + NR - 1) / NR;
-    float *total = acc + MR * width, *mine = total + MR * width; /* copied, because rows a page apart would evict each other */
-    for (int64_t i = 0; i < m; i++) {
-        maxima[i] = total_maxima[i] = -INFINITY, sums[i] = total_sums[i] = 0.0f;
+    for (int64_t i = 0; i < m; i++) { /* q is copied, because rows a page apart would evict each other */
+        exponents[i] = -INFINITY, totals[i] = 0.0;
         if (paired)
             pair_up(q + i * q_stride, dim, queries + i * units);
         else
             memcpy(mine + i * dim, q + i * q_stride, (size_t)dim * 4);
     }
-    memset(acc, 0, (size_t)(m * width) * 4);
-    memset(total, 0, (size_t)(m * width) * 4);
+    memset(acc, 0, (size_t)(m * width) * 8);
     int64_t lo = window > 0 && first + 1 > window ? (first + 1 - window) / KEYS * PANELS : 0;
     for (int64_t panel = lo; panel < end; panel += PANELS) {
         int64_t count = end - panel < PANELS ? end - panel : PANELS;
@@ -112,7 +112,7 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
             after = after < held - panel * NR ? after : held - panel * NR;
             after = after < 0 ? 0 : after < KEYS ? after : KEYS;
             before = before < 0 ? 0 : before < KEYS ? before : KEYS;
-            soften(before, after, scale, cap, scores + i * KEYS, maxima + i, sums + i, acc + i * width, width, paired);
+            soften(before, after, scale, cap, scores + i * KEYS, exponents + i, totals + i, acc + i * width, width, paired);
             if (paired) pair_up(scores + i * KEYS, KEYS, weights + i * (KEYS / 2));
         }
         for (int64_t s = 0; s < slabs; s++) {
@@ -121,25 +121,16 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
             else
                 rows_tile(m, count * NR, KEYS, scores, (const float *)v + (s * padded + panel * NR) * NR, NULL, made, NR);
             for (int64_t i = 0; i < m; i++)
-                for (int64_t j = 0; j < NR; j += VL) *(vec *)(acc + i * width + s * NR + j) += *(vec *)(made + i * NR + j);
+                for (int64_t j = 0; j < NR; j += VL) add_wide(acc + i * width + s * NR + j, *(vec *)(made + i * NR + j));
         }
-        if ((panel + PANELS) * NR % SPLIT != 0 && panel + PANELS < end) continue;
-        for (int64_t i = 0; i < m; i++) {
-            add_split(acc + i * width, maxima[i], sums[i], total + i * width, total_maxima + i, total_sums + i, width);
-            maxima[i] = -INFINITY, sums[i] = 0.0f;
-        }
-        memset(acc, 0, (size_t)(m * width) * 4);
     }
-    for (int64_t i = 0; i < m; i++) {
-        for (int64_t j = 0; j < dim; j++) out[i * out_stride + j] = total[i * width + j] * (total_sums[i] > 0.0f ? 1.0f / total_sums[i] : 0.0f);
-        if (lse != NULL) lse[i * lse_stride] = total_sums[i] > 0.0f ? total_maxima[i] + logf(total_sums[i]) : -INFINITY;
-    }
+    for (int64_t i = 0; i < m; i++) put_out(acc + i * width, exponents[i], totals[i], out, sums, place + i * heads, dim);
 }
 
 /* Attend with every chunk's tokens over their rows' pages, which end with these tokens. q: token t at q + t * q_stride,
- * [heads, dim]; out likewise, heads * dim apart. window, scale, cap, lse, result as in zoo_decode. */
+ * [heads, dim]; out likewise, heads * dim apart. window, scale, cap, sums, result as in zoo_decode. */
 int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
-               const struct pages *pages, int64_t window, float scale, float cap, float *out, float *lse, int threads)
+               const struct pages *pages, int64_t window, float scale, float cap, void *out, double *sums, int threads)
 {
     const int paired = PAIRED && pages->narrow;
     int64_t group = heads / kv_heads, slabs = (dim + NR - 1) / NR, blocks = 0, room = 0;
@@ -159,7 +150,8 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
     }
 #pragma omp parallel num_threads(threads)
     {
-        float acc[MR * (2 * slabs * NR + dim)] ALIGNED, wide[4 * dim] ALIGNED;
+        double acc[MR * slabs * NR] ALIGNED;
+        float mine[MR * (dim + 1)] ALIGNED, wide[4 * dim] ALIGNED;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < count * kv_heads; each++) {
             const struct chunk *chunk = &chunks[each / kv_heads];
@@ -181,8 +173,7 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
             const float *k = laid + offsets[c] + head / group * padded * size;
             int64_t place = (chunk->token + lo) * heads + head;
             attend_block(m, dim, q + (chunk->token + lo) * q_stride + head * dim, q_stride, k, k + padded * k_size, padded, paired,
-                         chunk->start + lo, chunk->held, window, scale, cap, acc, out + place * dim, heads * dim,
-                         lse == NULL ? NULL : lse + place, heads);
+                         chunk->start + lo, chunk->held, window, scale, cap, acc, mine, out, sums, place, heads);
         }
     }
     free(laid);

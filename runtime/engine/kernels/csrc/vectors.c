@@ -32,6 +32,8 @@
 #define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(VL * 4), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(VL * 4), aligned(4)));
+typedef float halfvec __attribute__((vector_size(VL * 2), aligned(4))); /* half of a vec, and as doubles */
+typedef double dvec __attribute__((vector_size(VL * 4), aligned(8)));
 
 /* A vector of one value. `0 + value` would be an addition: it makes 0 of -0. */
 INLINE vec broadcast(float value) { return value - (vec){0}; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from runtime.config import EngineConfig
 from runtime.engine.attention.gathered import GatheredAttention
 from runtime.engine.attention.interface import AttentionSettings, Tokens
-from runtime.engine.attention.partial import PartialAttention, attend_partly, merge
+from runtime.engine.attention.partial import PartialAttention, attend_partly, merge, merge_parts
 from runtime.engine.attention.varlen import varlen_attention
 from runtime.engine.kernels.paged_attention import native_attention
 from runtime.engine.layers.operations import NativeOperations, StockOperations
@@ -129,10 +130,10 @@ def test_random_partitions_give_what_all_tokens_give(backend: str) -> None:
             (at, rows.part(make, which, rng.choice([1, 4, 16])))
             for at, which in enumerate(cut(rng, rows, rng.choice([1, 2, 2, 3, 3, 4, 5, 5, 7, 37])))
         ]
-        merged = merge(made)
+        merged = merge_parts(dict(made))
         worst = max(worst, float((merged.out - rows.exact()).abs().max()))
         rng.shuffle(made)
-        again = merge(made)
+        again = merge_parts(dict(made))
         assert torch.equal(again.out, merged.out) and torch.equal(again.lse, merged.lse), "in order of arrival"
     assert worst <= 1e-6, worst
 
@@ -146,7 +147,7 @@ def test_parts_of_bfloat16_pages(backend: str) -> None:
         rows = Rows.drawn(rng, torch.bfloat16)
         rows.q = rows.q.bfloat16().float() if backend == "native" else rows.q.bfloat16()
         whole = rows.part(make, [range(len(k)) for k in rows.k], 16)
-        parts = merge(enumerate(rows.part(make, which, 16) for which in cut(rng, rows, rng.choice([2, 5]))))
+        parts = merge_parts([rows.part(make, which, 16) for which in cut(rng, rows, rng.choice([2, 5]))])
         assert float((parts.out - whole.out).abs().max()) <= 1e-2
         assert float((whole.out - rows.exact()).abs().max()) <= 1e-2
 
@@ -156,10 +157,10 @@ def test_no_tokens_are_zeros_and_minus_infinity(backend: str) -> None:
     rows = Rows.drawn(random.Random(1))
     nothing = rows.part(maker(backend), [()] * len(rows.k), 4)
     assert not nothing.out.any() and bool(nothing.lse.isneginf().all())
-    both = merge({0: nothing, 5: nothing})
+    both = merge_parts({0: nothing, 5: nothing})
     assert not both.out.any() and bool(both.lse.isneginf().all())
     whole = rows.part(maker(backend), [range(len(k)) for k in rows.k], 4)
-    merged = merge({0: nothing, 1: whole, 2: nothing})
+    merged = merge_parts({0: nothing, 1: whole, 2: nothing})
     torch.testing.assert_close(merged.out, whole.out, rtol=0, atol=2e-7)
 
 
@@ -167,9 +168,9 @@ def test_what_cannot_be_merged_or_cut_is_refused() -> None:
     rows = Rows.drawn(random.Random(1))
     one = rows.part(GatheredAttention, [range(len(k)) for k in rows.k], 4)
     with pytest.raises(ValueError, match="at least one"):
-        merge({})
-    with pytest.raises(ValueError, match="tokens of their own"):
-        merge([(0, one), (0, one)])
+        merge_parts({})
+    with pytest.raises(ValueError, match="at least one"):
+        merge(one.values[None][:0], one.sums[None][:0])
     rows.how = AttentionSettings(window=4)
     with pytest.raises(ValueError, match="sliding window"):
         rows.part(GatheredAttention, [range(len(k)) for k in rows.k], 4)
@@ -184,7 +185,7 @@ def test_parts_are_exact_on_both_sides_of_the_papers_classes_of_lengths(name: st
     rows, half = Rows([1], torch.randn(1, 2, 8), [k], [v], AttentionSettings()), length // 2
     made = maker(name)
     parts = {0: rows.part(made, [range(half)], 16), half: rows.part(made, [range(half, length)], 16)}
-    assert (merge(parts).out.double() - rows.exact()).abs().max() < 1e-6
+    assert (merge_parts(parts).out.double() - rows.exact()).abs().max() < 1e-6
     assert (rows.part(made, [range(length)], 16).out.double() - rows.exact()).abs().max() < 1e-6
 
 
@@ -197,17 +198,52 @@ def test_merges_of_stacked_parts(name: str) -> None:
     merged = StockOperations().merge if kernels is None or name == "stock" else NativeOperations(kernels).merge
     rng = torch.Generator().manual_seed(2)
     for parts, tokens, heads, width in ((1, 1, 1, 8), (2, 3, 4, 12), (5, 7, 2, 64), (37, 2, 9, 5)):
-        outs = torch.randn(parts, tokens, heads, width, generator=rng)
-        sums = torch.randn(parts, tokens, heads, generator=rng) * 30
+        values = torch.randn(parts, tokens, heads, width, generator=rng, dtype=torch.float64)
+        totals = torch.rand(parts, tokens, heads, generator=rng, dtype=torch.float64) + 0.5
+        exponents = torch.randint(-40, 40, (parts, tokens, heads), generator=rng).double()
         gone = torch.rand(parts, tokens, heads, generator=rng) < 0.3
-        outs[gone], sums[gone] = 0.0, -torch.inf
-        made = merged(outs, sums)
-        weights = torch.softmax(sums.double(), 0).nan_to_num(0.0)
-        assert ((weights[..., None] * outs.double()).sum(0) - made.out).abs().max() < 1e-6
-        torch.testing.assert_close(torch.logsumexp(sums.double(), 0), made.lse.double(), rtol=1e-6, atol=1e-6)
+        values[gone], totals[gone], exponents[gone] = 0.0, 0.0, -torch.inf
+        sums = torch.stack((totals, exponents), -1)
+        made = merged(values, sums)
+        scaled = torch.exp2(exponents)
+        total = (totals * scaled).sum(0)
+        wanted = (values * scaled[..., None]).sum(0) / total.where(total > 0, 1.0)[..., None]
+        assert (wanted - made.out).abs().max() < 1e-6
+        torch.testing.assert_close(total.log(), made.lse, rtol=1e-12, atol=1e-12)
         for token in range(tokens):
-            alone = merged(outs[:, token : token + 1].contiguous(), sums[:, token : token + 1].contiguous())
-            assert torch.equal(alone.out[0], made.out[token]) and torch.equal(alone.lse[0], made.lse[token])
-        nothing = torch.zeros_like(outs[:1]), torch.full_like(sums[:1], -torch.inf)
-        more = merged(torch.cat((outs, nothing[0])), torch.cat((sums, nothing[1])))
-        assert torch.equal(more.out, made.out) and torch.equal(more.lse, made.lse)
+            alone = merged(values[:, token : token + 1].contiguous(), sums[:, token : token + 1].contiguous())
+            assert torch.equal(alone.values[0], made.values[token]) and torch.equal(alone.sums[0], made.sums[token])
+        nothing = rows_of_nothing(values, sums)
+        more = merged(torch.cat((values, nothing.values)), torch.cat((sums, nothing.sums)))
+        assert torch.equal(more.values, made.values) and torch.equal(more.sums, made.sums)
+
+
+def rows_of_nothing(values: Tensor, sums: Tensor) -> PartialAttention:
+    """Return one part without tokens."""
+    none = torch.zeros_like(sums[:1])
+    none[..., 1] = -torch.inf
+    return PartialAttention(torch.zeros_like(values[:1]), none)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("peak", [1.0, 30.0])
+def test_parts_cut_at_blocks_of_64_keys_have_the_bits_of_all_keys(dtype: torch.dtype, peak: float) -> None:
+    """However many parts, in whatever order they are added: with the kernels, in decode steps and in chunks."""
+    make, rng = maker("native"), random.Random(5)
+    torch.manual_seed(5)
+    for count in (1, 1, 1, 9, 40):
+        length = count + 64 * rng.randint(9, 24) + rng.randint(0, 63)
+        k, v = ((torch.randn(length, 2, 64) * scale).to(dtype) for scale in (peak, 1.0))
+        rows = Rows([count], torch.randn(count, 6, 64), [k], [v], AttentionSettings())
+        whole = rows.part(make, [range(length)], 16)
+        before = (length - count) // 64
+        for parts in (2, 3, 7, before):
+            blocks = list(range(before))
+            if parts > 2:
+                rng.shuffle(blocks)  # a holder's blocks need not lie side by side
+            ends = [0, *sorted(rng.sample(range(1, before), parts - 2)), before]
+            held = [[t for b in blocks[lo:hi] for t in range(64 * b, 64 * b + 64)] for lo, hi in pairwise(ends)]
+            made = [rows.part(make, [some], 16) for some in (*held, range(64 * before, length))]
+            rng.shuffle(made)
+            merged = merge_parts(made)
+            assert torch.equal(merged.out, whole.out), (count, length, parts)

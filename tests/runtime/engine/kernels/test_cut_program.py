@@ -35,13 +35,13 @@ class Elsewhere:
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._here.write_kv(layer, key, value)
 
-    def decode(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
+    def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         if not list(self.paging.chunks):
             self.asked.append(layer)
-        self._here.decode(layer, now, out, lse)
+        self._here.decode(layer, now, out, sums)
 
-    def chunks(self, layer: int, now: Tokens, out: Tensor, lse: Tensor | None = None) -> None:
-        self._here.chunks(layer, now, out, lse)
+    def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
+        self._here.chunks(layer, now, out, sums)
 
 
 def answers(bench: Bench, names: list[str]) -> dict[str, list[tuple[int | None, float | None]]]:

@@ -16,7 +16,7 @@ def ask(tokens: int, lent: int, here: int = 1000) -> LoanAsk:
     work = tokens * HEADS * WIDTH
     return LoanAsk(
         "d1",
-        query_bytes(tokens, HEADS, WIDTH, BYTES),
+        query_bytes(tokens, HEADS, WIDTH, BYTES, 8),
         page_bytes(lent, KV_HEADS, WIDTH, BYTES),
         work * lent,
         work * here,
@@ -25,8 +25,8 @@ def ask(tokens: int, lent: int, here: int = 1000) -> LoanAsk:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "tokens"), [(40, 40, 2), (64, 8, 13)])
 def test_break_evens_of_both_models_of_the_paper(heads: int, kv_heads: int, tokens: int) -> None:
-    """LLaMA2 with 13B and with 70B, heads of 128 values of two bytes: from so many tokens on queries are fewer."""
-    queries = query_bytes(1, heads, 128, 2)
+    """LLaMA2 with 13B and with 70B, heads of 128 values of two bytes, four back: from so many on queries are fewer."""
+    queries = query_bytes(1, heads, 128, 2, 4)
     assert page_bytes(tokens - 1, kv_heads, 128, 2) < queries <= page_bytes(tokens, kv_heads, 128, 2)
 
 

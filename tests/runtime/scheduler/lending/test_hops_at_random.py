@@ -29,7 +29,9 @@ def schedule(seed: int) -> VirtualCluster:
     rng = random.Random(f"{seed} hops")
     cut = rng.choice(((3,), (2, 4)))
     devices, pages = len(cut) + 1 + rng.choice((2, 3, 4)), rng.choice((40, 44, 60))
-    lending = LendingConfig("planned", recall=rng.choice((0.25, 1.0)), shape=rng.choice(("tokens", "cheapest")))
+    lending = LendingConfig(
+        "planned", recall=rng.choice((0.25, 1.0)), shape=rng.choice(("tokens", "cheapest")), cut_tokens=1
+    )
     config = ClusterConfig(
         devices=devices, placement="partition", prefill_chunk=rng.choice((4, 8, 16)), lending=lending,
         prefix_caching=rng.choice(("off", "cached")), max_crashes=99,

@@ -29,10 +29,11 @@ def cluster(
 ) -> VirtualCluster:  # fmt: skip
     lending = LendingConfig(
         mode,
-        **{"shape": "tokens"}
+        # Pages are of four tokens here: loans are cut anywhere, so that small pools lend.
+        **{"shape": "tokens", "cut_tokens": 1}
         | {
             name: changes.pop(name)
-            for name in ("cap", "busy", "recall", "reclaim", "circle_pages", "mend", "shape", "layer_mib")
+            for name in ("cap", "busy", "recall", "reclaim", "circle_pages", "mend", "shape", "layer_mib", "cut_tokens")
             if name in changes
         },
     )

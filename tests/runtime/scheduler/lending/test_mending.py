@@ -134,7 +134,7 @@ def test_negotiated_loans_are_mended_too(victim: str, shape: LoanShape) -> None:
     """The devices that take pages in place of the dead one are found by the managers of the pool."""
     mended = 0
     for at in range(20, 150, 9):
-        lending = LendingConfig("negotiated", recall=1.0, mend=True, beat_ms=20, shape=shape)
+        lending = LendingConfig("negotiated", recall=1.0, mend=True, beat_ms=20, shape=shape, cut_tokens=1)
         config = ClusterConfig(devices=4, placement="replicate", prefill_chunk=CHUNK, lending=lending)
         one = Pooled([M], [()], devices=4, pages=60, config=config, beat=20 * MS)
         one.ask(request("a", prompt(150), "m", max_tokens=120, ignore_eos=True))

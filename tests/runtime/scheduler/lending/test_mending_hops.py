@@ -23,7 +23,7 @@ def over_hops(
     cut: tuple[int, ...], devices: int, tokens: int, made: type[VirtualCluster] = VirtualCluster, **changes: Any
 ) -> VirtualCluster:
     """Return six layers on a path of several devices that hold 40 pages each, and a request that is too long for it."""
-    lending = LendingConfig("planned", recall=1.0, **changes)
+    lending = LendingConfig("planned", recall=1.0, cut_tokens=1, **changes)
     config = ClusterConfig(devices=devices, placement="partition", prefill_chunk=CHUNK, lending=lending)
     one = made(
         [SIX], [cut], devices=devices, pages=40, config=config,

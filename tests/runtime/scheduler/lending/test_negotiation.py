@@ -30,7 +30,7 @@ from tests.runtime.virtual import request
 def cluster(devices: int = 3, pages: int = 60, **changes: Any) -> Pooled:
     names = ("cap", "busy", "beat_ms", "gone_ms", "managers", "shape")
     named = {"shape": "tokens"} | {name: changes.pop(name) for name in names if name in changes}
-    lending = LendingConfig(changes.pop("mode", "negotiated"), **named)
+    lending = LendingConfig(changes.pop("mode", "negotiated"), cut_tokens=1, **named)
     config = ClusterConfig(
         devices=devices, placement="replicate", prefill_chunk=8, lending=lending, **changes.pop("settings", {})
     )

@@ -26,7 +26,7 @@ def of_six_layers(
     shape: LoanShape, devices: int, pages: int, cuts: Sequence[tuple[int, ...]] = ((),),
     placement: Placement = "replicate", cap: float = 0.9,
 ) -> VirtualCluster:  # fmt: skip
-    lending = LendingConfig("planned", cap, shape=shape)
+    lending = LendingConfig("planned", cap, shape=shape, cut_tokens=1)
     config = ClusterConfig(devices=devices, placement=placement, prefill_chunk=8, lending=lending)
     return VirtualCluster([SIX], cuts, devices=devices, pages=pages, config=config)
 

@@ -34,7 +34,7 @@ KINDS = {
 
 
 def config_of(devices: int, mode: Any = "planned", placement: Placement = "replicate", **loans: Any) -> ClusterConfig:
-    lending = LendingConfig(mode, **{"shape": "tokens"} | loans)
+    lending = LendingConfig(mode, **{"shape": "tokens", "cut_tokens": 1} | loans)
     return ClusterConfig(devices=devices, placement=placement, prefill_chunk=8, lending=lending, prefix_caching="off")
 
 

@@ -125,9 +125,9 @@ def test_without_lending_the_error_names_both_sizes(model: Bench, answer: tuple[
 def test_bytes_of_a_query_do_not_depend_on_the_tokens_behind_it(
     model: Bench, answer: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Per row and layer: two heads of 16 numbers there and back, and two log-sum-exps, all float32 (IL-27)."""
+    """Per row and layer: two heads of 16 float32 there, of 16 float64 with a sum and an exponent back (IL-27)."""
     monkeypatch.setattr("tests.runtime.scheduler.virtual_loans.DirectLink", CountingLink)
     for tokens in (4_100, 21_000):
         ask(cluster_of(model, (1, 8), shape="tokens"), answer[0][:tokens], 4)
     assert min(CountingLink.found) < 1_024 and max(CountingLink.found) > 16_384
-    assert set(CountingLink.found.values()) == {2 * 16 * 4 + 2 * 16 * 4 + 2 * 4}
+    assert set(CountingLink.found.values()) == {2 * 16 * 4 + 2 * (16 + 2) * 8}
