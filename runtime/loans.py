@@ -89,7 +89,7 @@ class LoanEngine(Protocol):
     def drop_loan(self, loan: int) -> None: ...
 
     def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return attention to lent tokens and its log-sum-exp: float32 [tokens, heads, head_dim], [tokens, heads].
+        """Return attention to lent tokens, its sums and exponents: [tokens, heads, head_dim], [tokens, heads, 2].
 
         Of a query with `pull`, the pages.
 

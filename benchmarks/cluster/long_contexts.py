@@ -7,7 +7,8 @@
 on one of them (`--placement on-demand`), `--lending planned`. `off`: the same without lending, which refuses the
 request; `error` is its answer. `--ship`: what travels for attention to lent K and V (`[loans] ship`); `--shape`: which
 pages are lent (`[loans] shape`). `first_s`: until the first token; `token_ms`: median time between two tokens. `equal`:
-whether `lent` gives the tokens of `alone`.
+whether `lent` gives the tokens of `alone`; `same_bits`: whether its log-probabilities are the same, those of the five
+likeliest tokens, too.
 `lent_share`: share of the request's K and V that other agents hold at its end, by `GET /zoo/ledger`. `--kill`: with
 this token of `lent`, the agent that has lent most is killed; `lost_pages`: what it held; `recovery_ms`: the longest
 time between two tokens from then on.
@@ -39,6 +40,7 @@ def asked(model: str, prompt: int, tokens: int) -> dict[str, Any]:
     return {
         "model": model, "prompt": [rng.randrange(10, 4000) for _ in range(prompt)], "max_tokens": tokens,
         "temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": True,
+        "logprobs": 5,
     }  # fmt: skip
 
 
@@ -60,6 +62,7 @@ def answered(server: KillableServer, body: dict[str, Any], kill: int | None = No
     `kill`: the token with which a creditor is killed.
     """
     begin, tokens, arrivals, ledger = time.perf_counter(), list[int](), list[float](), dict[str, Any]()
+    scores: list[Any] = []
     lost = killed = 0
     with server.http() as http, http.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
@@ -74,6 +77,7 @@ def answered(server: KillableServer, body: dict[str, Any], kill: int | None = No
             if new:
                 arrivals.append(time.perf_counter())
                 tokens += new
+                scores += [choice["logprobs"] for choice in document["choices"]]
             if kill is not None and not lost and len(tokens) >= kill:
                 lost, killed = kill_creditor(server), len(arrivals)
             if len(tokens) == body["max_tokens"] - 1:
@@ -82,6 +86,7 @@ def answered(server: KillableServer, body: dict[str, Any], kill: int | None = No
     gaps = [1000 * (b - a) for a, b in itertools.pairwise(arrivals)]
     return {
         "tokens": tokens,
+        "scores": [[each["token_logprobs"], each["top_logprobs"]] for each in scores],
         "first_s": arrivals[0] - begin,
         "token_ms": statistics.median(gaps),
         "ledger": ledger,
@@ -122,6 +127,7 @@ def measured(
         **loans,
         "off": found["off"].get("error", "answered"),
         "equal": lent.get("tokens") == alone["tokens"],
+        "same_bits": lent.get("scores") == alone["scores"],
         "lent_share": lent_share(lent.pop("ledger")) if "ledger" in lent else 0.0,
         **{name: counters.get(name, 0) for name in told},
         **({} if kill is None else {name: lent.get(name) for name in ("lost_pages", "recovery_ms")}),

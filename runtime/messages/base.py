@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 #: Version of the message format. An agent and a scheduler with different versions refuse each other.
-PROTOCOL = 25
+PROTOCOL = 26
 #: Name of the scheduler, used wherever a device's name can stand.
 SCHEDULER = "scheduler"
 

@@ -136,7 +136,7 @@ class AttendLoans(Message, frozen=True, tag=True, array_like=True):
 
 
 class LoansAttended(Message, frozen=True, tag=True, array_like=True):
-    """Answer AttendLoans: attention and its log-sum-exp as arrays, or the error why there are none."""
+    """Answer AttendLoans: attention, its sums and exponents as arrays, or the error why there are none."""
 
     number: int
     error: str = ""

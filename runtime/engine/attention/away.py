@@ -2,7 +2,7 @@
 
     rows with all pages here    the device's attention, as ever
     rows with page sets away    --queries--> creditors     meanwhile: attention to the pages here (IL-29)
-                                <--out, log-sum-exp--      merged in the order of the tokens, whatever came first
+                                <--values, sums--          merged in the order of the tokens, whatever came first
                                 or <--pages--, where these are cheaper (IL-28): attention to them here
 
 All rows that one creditor has a part of go to it in one message for each layer. Tables have only the page sets that are

@@ -2,12 +2,13 @@
 
     debtor:   queries --> creditor              meanwhile: attention to the tokens here
     creditor: attention to the lent tokens, at its own bandwidth
-    debtor:   <-- result, log-sum-exp           then both are merged
+    debtor:   <-- result, sum and exponent      then both are merged
 
 For each layer a step waits for what the slowest creditor takes beyond the attention here: a maximum, not a sum. Bytes
-are those that engines send (`engine.attention.away`): queries in 16 bits, results and log-sum-exps in 32.
+are those that engines on GPUs send (`engine.attention.away`): queries in 16 bits, results in 32, sums and exponents in
+64.
 
-Pulling K and V over instead is priced for comparison (Figure 12); no engine does that. Pure.
+Pulling K and V over instead is priced for comparison (Figure 12). Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from runtime.sim.cost.blocks import TableCost, table_cost
 from runtime.sim.cost.hardware import Gpu, LinkSpec
 from runtime.sim.models.shapes import ITEM, ModelShape
 
-#: Bytes of a number in results of attention.
-_RESULT = 4
+#: Bytes of a number in results of attention, and of a head's sum and exponent.
+_RESULT, _SUMS = 4, 16
 #: Time in ns that each layer with lent tokens takes beyond its attention, however much is lent: the creditor's launch,
 #: and the merge at the debtor. Assumed: two launches of those that `Gpu.layer_ns` has about ten of.
 EXTRA_NS = 12_000
@@ -56,8 +57,8 @@ def query_bytes(shape: ModelShape, queries: int) -> int:
 
 
 def result_bytes(shape: ModelShape, queries: int) -> int:
-    """Return the bytes of one layer's attention and its log-sum-exp for some queries."""
-    return queries * (shape.hidden + shape.heads) * _RESULT
+    """Return the bytes of one layer's attention, its sums and exponents, for some queries."""
+    return queries * (shape.hidden * _RESULT + shape.heads * _SUMS)
 
 
 def least_lent(shape: ModelShape) -> int:
