@@ -32,11 +32,16 @@ from runtime.loans import LoanLink, LoanQuery
 from runtime.policy.lending.shipping import LoanAsk, ShippingCosts, query_bytes
 from runtime.types import LoanLost, LoansMixed
 
-#: Merges values [parts, tokens, heads, head_dim] and sums [parts, tokens, heads, 2], in the order of the tokens.
-Merge = Callable[[Tensor, Tensor], PartialAttention]
+#: Merges values [parts, tokens, heads, head_dim] and sums [parts, tokens, heads, 2], in the order of the tokens, into
+#: two tensors (`Operations.merge`).
+Merge = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
 
 #: Seconds from which on an answer was awaited, and had not come before.
 _WAITED = 5e-5
+
+
+#: Where a holder's parts of rows go: all of them to one number, or by number and token.
+_Place = int | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,10 @@ class AwayAttention:
         self._here = made(_only(paging, here)) if here else None
         # The rows away, back to back, with the pages that are here.
         device = paging.tables.device
-        self._tokens = put([t for one in paging.away for t in _tokens(paging.spans[one.row])], device)
+        tokens = [t for one in paging.away for t in _tokens(paging.spans[one.row])]
+        self._tokens = put(tokens, device)
+        #: Whether the rows away are all rows, in their order.
+        self._everything = self._here is None and paging.tokens is None and tokens == [*range(len(tokens))]
         self._spans: list[RowSpan] = []
         at = 0
         for one in paging.away:
@@ -152,6 +160,7 @@ class AwayAttention:
             for one, span in zip(paging.away, self._spans, strict=True)
         ]
         self._first = [each[0] * width for each in groups]
+        self._made_room: PartialAttention | None = None
         self._local = made(_cut(paging, self._spans, groups))
 
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -159,30 +168,40 @@ class AwayAttention:
 
     def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         """As the interface; computes chunks of rows away, too, for which creditors are asked once."""
-        query = now.query[self._tokens]
+        query = now.query if self._everything else now.query[self._tokens]
         asked = list(self._send_queries(layer, now, query))
         if self._here is not None:
             self._here.decode(layer, now, out, sums)
-        local = self._attend_here(layer, now._replace(query=query), any(each.ask is not None for each in asked))
-        most, places = self._parts
-        values = local.values.new_zeros((most, *local.values.shape))
-        weights = local.sums.new_zeros((most, *local.sums.shape))
-        weights[..., 1] = -torch.inf
-        for made, where in zip((local, *(self._answer(each, now) for each in asked)), places, strict=True):
-            values[where], weights[where] = made.values, made.sums
-        whole = self._merge(values, weights)
-        out[self._tokens] = (whole.out if sums is None else whole.values).to(out.dtype)
-        if sums is not None:
-            sums[self._tokens] = whole.sums
+        room, places = self._room(query)
+        learns = any(each.ask is not None for each in asked)
+        where = places[0]
+        if isinstance(where, int):
+            self._attend_here(layer, now._replace(query=query), learns, room.part(where))
+        else:
+            _put(room, where, self._attend_here(layer, now._replace(query=query), learns))
+        for each, where in zip(asked, places[1:], strict=True):
+            _put(room, where, self._answer(each, now))
+        if self._everything and out.is_contiguous() and out.dtype in (torch.float32, torch.float64):
+            self._merge(room.values, room.sums, out, sums)
+            return
+        whole = torch.empty(query.shape, dtype=torch.float32 if sums is None else torch.float64, device=query.device)
+        if sums is None:
+            self._merge(room.values, room.sums, whole, None)
+        else:
+            self._merge(room.values, room.sums, whole, total := torch.empty_like(room.sums[0]))
+            sums[self._tokens] = total
+        out[self._tokens] = whole.to(out.dtype)
 
     def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         if self._here is not None:
             self._here.chunks(layer, now, out, sums)
 
-    def _attend_here(self, layer: int, now: Tokens, learns: bool) -> PartialAttention:
+    def _attend_here(
+        self, layer: int, now: Tokens, learns: bool, into: PartialAttention | None = None
+    ) -> PartialAttention:
         """Attend to what is here. `learns`: its time counts for the choice of what travels."""
         begin = time.perf_counter()
-        local = attend_partly(self._local, layer, now)
+        local = attend_partly(self._local, layer, now, into)
         if learns:
             self._reached().costs.add_attention(self._products(now.query), time.perf_counter() - begin)
         return local
@@ -213,8 +232,18 @@ class AwayAttention:
             )
         return tuple(shares)
 
+    def _room(self, query: Tensor) -> tuple[PartialAttention, list[_Place]]:
+        """Return the parts of all rows, the same tensors for all layers, and where each holder's go.
+
+        A row with fewer parts than another one has parts without tokens, which are never written.
+        """
+        most, places = self._parts
+        if self._made_room is None or self._made_room.values.shape[1:] != query.shape:
+            self._made_room = PartialAttention.empty(query, most)
+        return self._made_room, places
+
     @cached_property
-    def _parts(self) -> tuple[int, list[tuple[Tensor, Tensor]]]:
+    def _parts(self) -> tuple[int, list[_Place]]:
         """Return the most parts of a row, and where parts go: number in the row, in the order of the tokens, and token.
 
         Places are given for what is here, then for each creditor; for all tokens of the rows that it has a part of.
@@ -224,11 +253,14 @@ class AwayAttention:
         for parts in holders:
             for first, span in parts:
                 insort(firsts[span], first)
-        places = []
+        places: list[_Place] = []
         for parts in holders:
             numbers = [firsts[span].index(first) for first, span in parts for _ in _tokens(span)]
             tokens = [token for _, span in parts for token in _tokens(span)]
-            places.append((put(numbers, self._tokens.device), put(tokens, self._tokens.device)))
+            if len(set(numbers)) == 1 and len(parts) == len(self._spans):
+                places.append(numbers[0])
+            else:
+                places.append((put(numbers, self._tokens.device), put(tokens, self._tokens.device)))
         return max(map(len, firsts.values())), places
 
     def _send_queries(self, layer: int, now: Tokens, query: Tensor) -> Iterator[_OpenQuery]:
@@ -308,6 +340,10 @@ def unpacked(arrays: Sequence[Array], shape: tuple[int, int, int], device: torch
         return made[0].view(shape).double(), made[1].view(tokens, heads, 2)
     except ValueError as error:
         raise LoanLost(f"the answer of a creditor cannot be used: {error}") from None
+
+
+def _put(room: PartialAttention, where: _Place, made: PartialAttention) -> None:
+    room.values[where], room.sums[where] = made.values, made.sums
 
 
 def _tokens(span: RowSpan) -> range:

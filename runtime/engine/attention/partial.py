@@ -36,6 +36,18 @@ class PartialAttention:
     values: Tensor
     sums: Tensor
 
+    @classmethod
+    def empty(cls, query: Tensor, *parts: int) -> PartialAttention:
+        """Return attention of queries [tokens, heads, head_dim] to no tokens, or several such parts."""
+        values = torch.zeros((*parts, *query.shape), dtype=torch.float64, device=query.device)
+        sums = torch.zeros((*parts, *query.shape[:2], 2), dtype=torch.float64, device=query.device)
+        sums[..., 1] = -torch.inf
+        return cls(values, sums)
+
+    def part(self, number: int) -> PartialAttention:
+        """Return one of several parts, in place."""
+        return PartialAttention(self.values[number], self.sums[number])
+
     @property
     def out(self) -> Tensor:
         """Attention, float32 [tokens, heads, head_dim]; zeros where there are no tokens."""
@@ -53,24 +65,25 @@ def values_dtype(device: torch.device) -> torch.dtype:
     return torch.float64 if device.type == "cpu" else torch.float32
 
 
-def attend_partly(backend: AttentionBackend, layer: int, now: Tokens) -> PartialAttention:
+def attend_partly(
+    backend: AttentionBackend, layer: int, now: Tokens, into: PartialAttention | None = None
+) -> PartialAttention:
     """Attend in one layer to the tokens in the pages of a backend's rows (`PagedMetadata.held`).
 
     K and V of this step are in the pages already; of `now.key` only the shape's heads and the dtype are read. Tokens of
     no row get zeros and minus infinity. Positions of K are those it was rotated to, so that a row's pages may be any
-    part of its sequence; a sliding window, which counts tokens in the pages, is not for parts.
+    part of its sequence; a sliding window, which counts tokens in the pages, is not for parts. `into`: gets the result,
+    where every token is of a row.
 
     Raises:
         ValueError: The layer has a sliding window.
     """
     if now.how.window is not None:
         raise ValueError("a sliding window cannot be attended to in parts")
-    values = torch.zeros(now.query.shape, dtype=torch.float64, device=now.query.device)
-    sums = torch.zeros((*now.query.shape[:2], 2), dtype=torch.float64, device=now.query.device)
-    sums[..., 1] = -torch.inf
-    backend.decode(layer, now, values, sums)
-    backend.chunks(layer, now, values, sums)
-    return PartialAttention(values, sums)
+    part = PartialAttention.empty(now.query) if into is None else into
+    backend.decode(layer, now, part.values, part.sums)
+    backend.chunks(layer, now, part.values, part.sums)
+    return part
 
 
 def merge(values: Tensor, sums: Tensor) -> PartialAttention:

@@ -367,12 +367,16 @@ class Kernels:
         if self._layers(hidden.data_ptr(), first, count, ctypes.addressof(step), resumes, stops, self.threads):
             raise MemoryError("no memory for a layer")
 
-    def merge(self, values: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Merge attention to parts of the tokens: float64 values [parts, …, width] and sums [parts, …, 2]."""
-        out, total = torch.empty_like(values[0]), torch.empty_like(sums[0])
-        shape = len(values), total.numel() // 2, values.shape[-1]
-        self._merge(values.data_ptr(), sums.data_ptr(), *shape, out.data_ptr(), total.data_ptr())
-        return out, total
+    def merge(self, values: Tensor, sums: Tensor, out: Tensor, total: Tensor | None) -> None:
+        """Merge attention to parts of the tokens: float64 values [parts, …, width] and sums [parts, …, 2].
+
+        Into contiguous `out` and `total`, as `decode` writes them.
+        """
+        shape = len(values), sums[0].numel() // 2, values.shape[-1]
+        if out.shape != values.shape[1:] or out.dtype != (torch.float32 if total is None else torch.float64):
+            raise ValueError(f"parts {list(values.shape)} do not go into {list(out.shape)} of {out.dtype}")
+        into = None if total is None else total.data_ptr()
+        self._merge(values.data_ptr(), sums.data_ptr(), *shape, out.data_ptr(), into)
 
     def onward_(self, rows: OnwardRows) -> None:
         """Advance rows of one token each by one token.

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.engine.adapters.bottleneck import BottleneckRows
-from runtime.engine.attention.partial import PartialAttention, merge
+from runtime.engine.attention.partial import merge
 from runtime.engine.kernels.bindings import Kernels, back_to_back
 from runtime.engine.kernels.linear_groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
 from runtime.engine.kernels.signatures import MOST_BEST, PenaltiesData
@@ -65,11 +65,12 @@ class Operations(TokenChoice, Protocol):
         """
         ...
 
-    def merge(self, values: Tensor, sums: Tensor) -> PartialAttention:
+    def merge(self, values: Tensor, sums: Tensor, out: Tensor, total: Tensor | None) -> None:
         """Merge attention to parts of the tokens (`engine.attention.partial.merge`).
 
         Contiguous float64 values [parts, tokens, heads, head_dim] and sums [parts, tokens, heads, 2], in the order of
-        the tokens. A part without tokens for a query has zeros and the exponent minus infinity.
+        the tokens. A part without tokens for a query has zeros and the exponent minus infinity. `out`, contiguous, gets
+        attention in float32; with `total`, float64 [tokens, heads, 2], its values in float64, and that their sums.
         """
         ...
 
@@ -124,8 +125,11 @@ class StockOperations(StockChoice):
         out[..., half:].addcmul_(x[..., :half], sin[..., half:])
         return out[:, : query.shape[1]], out[:, query.shape[1] :]
 
-    def merge(self, values: Tensor, sums: Tensor) -> PartialAttention:
-        return merge(values, sums)
+    def merge(self, values: Tensor, sums: Tensor, out: Tensor, total: Tensor | None) -> None:
+        whole = merge(values, sums)
+        out.copy_(whole.out if total is None else whole.values)
+        if total is not None:
+            total.copy_(whole.sums)
 
     def round_(self, x: Tensor) -> Tensor:
         return x.copy_(x.to(torch.bfloat16))
@@ -191,8 +195,8 @@ class NativeOperations(StockOperations):
         self.kernels.rotate_(key, cos, sin)
         return query, key
 
-    def merge(self, values: Tensor, sums: Tensor) -> PartialAttention:
-        return PartialAttention(*self.kernels.merge(values, sums))
+    def merge(self, values: Tensor, sums: Tensor, out: Tensor, total: Tensor | None) -> None:
+        self.kernels.merge(values, sums, out, total)
 
     def round_(self, x: Tensor) -> Tensor:
         return self.kernels.round_(x)

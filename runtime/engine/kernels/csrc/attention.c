@@ -190,17 +190,17 @@ INLINE void put_out(const double *acc, double exponent, double sum, void *out, d
 }
 
 /* Merge attention to parts of the tokens: values [parts, rows, width] and sums [parts, rows, 2] (sum, exponent) into out
- * [rows, width] and total [rows, 2]. In the order of the parts; one without tokens changes nothing. */
-void zoo_merge(const double *values, const double *sums, int64_t parts, int64_t rows, int64_t width, double *out, double *total)
+ * [rows, width] and total [rows, 2] or NULL, as put_out. In the order of the parts; one without tokens changes nothing. */
+void zoo_merge(const double *values, const double *sums, int64_t parts, int64_t rows, int64_t width, void *out, double *total)
 {
+    double acc[width];
     for (int64_t r = 0; r < rows; r++) {
         double sum = 0.0, exponent = -INFINITY;
-        memset(out + r * width, 0, (size_t)width * 8);
+        memset(acc, 0, (size_t)width * 8);
         for (int64_t p = 0; p < parts; p++) {
             const double *mine = sums + (p * rows + r) * 2;
-            add_part(values + (p * rows + r) * width, mine[1], mine[0], out + r * width, &exponent, &sum, width);
+            add_part(values + (p * rows + r) * width, mine[1], mine[0], acc, &exponent, &sum, width);
         }
-        total[2 * r] = sum;
-        total[2 * r + 1] = exponent;
+        put_out(acc, exponent, sum, out, total, r, width);
     }
 }

@@ -13,7 +13,8 @@ from runtime.chains import Array
 from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages
-from runtime.engine.attention.partial import PartialAttention, attend_partly, merge
+from runtime.engine.attention.partial import PartialAttention, attend_partly
+from runtime.engine.layers.operations import StockOperations
 from runtime.engine.step.context import AwayRow, PagedMaker, PagedMetadata, RowSpan
 from runtime.kv.pool import Geometry, PagePool
 from runtime.lending_config import LoanShipping
@@ -77,9 +78,9 @@ class Halves:
         table[LENT // PAGE :] = torch.arange(HERE // PAGE)
         paging = self._paging(self.pool, table, (AwayRow(0, 0, (SentAway("s", "d1", 5, 0, LENT),)),))
         out = torch.zeros_like(self.now.query)
-        AwayAttention(self._made, paging, Creditors(link, how, costs or ShippingCosts()), merge).decode(
-            0, self.now, out
-        )
+        AwayAttention(
+            self._made, paging, Creditors(link, how, costs or ShippingCosts()), StockOperations().merge
+        ).decode(0, self.now, out)
         return out
 
     @staticmethod

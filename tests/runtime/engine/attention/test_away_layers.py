@@ -11,7 +11,7 @@ from torch import Tensor
 from runtime.engine.attention.away import AwayLayers, Creditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages
-from runtime.engine.attention.partial import merge
+from runtime.engine.layers.operations import StockOperations
 from runtime.engine.step.context import AwayRow, PagedMaker, PagedMetadata, RowSpan
 from runtime.kv.pool import Geometry, PagePool
 from runtime.lending_config import LoanShipping
@@ -50,7 +50,7 @@ class Layers:
         )
         row = AwayRow(0, shift, tuple(sorted(loans, key=lambda each: each.first)))
         paging = PagedMetadata(**{**_fields(self.here), "away": (row,), "tables": self.here.tables[:, shift:]})
-        backend = AwayLayers(self._made, paging, Creditors(link, how), merge)
+        backend = AwayLayers(self._made, paging, Creditors(link, how), StockOperations().merge)
         return [self._run(backend, layer, shift) for layer in range(LAYERS - shift)]
 
     def _run(self, backend: object, layer: int, shift: int = 0) -> Tensor:

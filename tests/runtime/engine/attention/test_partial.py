@@ -195,7 +195,18 @@ def test_merges_of_stacked_parts(name: str) -> None:
     kernels = kernels_for(EngineConfig())
     if kernels is None and name == "native":
         pytest.skip("NO NATIVE KERNELS: their merge is not tested")
-    merged = StockOperations().merge if kernels is None or name == "stock" else NativeOperations(kernels).merge
+    operations = StockOperations() if kernels is None or name == "stock" else NativeOperations(kernels)
+
+    def merged(values: Tensor, sums: Tensor) -> PartialAttention:
+        whole, out = (
+            PartialAttention(torch.empty_like(values[0]), torch.empty_like(sums[0])),
+            torch.empty(values.shape[1:]),
+        )
+        operations.merge(values, sums, whole.values, whole.sums)
+        operations.merge(values, sums, out, None)
+        assert torch.equal(out, whole.out), "divided, or not yet"
+        return whole
+
     rng = torch.Generator().manual_seed(2)
     for parts, tokens, heads, width in ((1, 1, 1, 8), (2, 3, 4, 12), (5, 7, 2, 64), (37, 2, 9, 5)):
         values = torch.randn(parts, tokens, heads, width, generator=rng, dtype=torch.float64)
