@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from runtime.policy.lending.shapes import LoanPiece, PageRectangle, cheaper_shape, pieces
+from runtime.policy.lending.shapes import LoanPiece, PageRectangle, cheaper_shape, cut_step, last_groups, pieces
 
 
 def rectangle(layers: tuple[int, int], groups: tuple[int, int]) -> PageRectangle:
@@ -80,6 +80,42 @@ def test_whatever_is_lent_is_here_and_makes_room_as_far_as_there_is_something() 
                 assert given <= pages and len(given) == units * piece.unit == part.pages
             units = piece.pages.depth if piece.by_layers else piece.pages.width
             assert piece.least * piece.unit >= need or piece.least == units
+
+
+def test_page_sets_are_lent_in_whole_steps_where_there_is_one() -> None:
+    """Steps of four page sets: what is lent begins and ends at a multiple of four, and makes the room needed."""
+    rng = random.Random(5)
+    for _ in range(2_000):
+        first, groups, depth = rng.choice((0, rng.randrange(20))), rng.randrange(1, 40), rng.randrange(1, 6)
+        here = [rectangle((0, depth), (first, max(first, groups)))]
+        begin, end = -(-first // 4) * 4, groups // 4 * 4
+        need, coming = rng.randrange(1, 60), rng.randrange(20)
+        for shape in ("tokens", "layers"):
+            found = pieces(shape, here, need, coming, groups * depth, 4)
+            assert bool(found) == (groups > first)
+            for piece in found[:-1] if end > begin else ():
+                assert piece.pages.groups == (begin, end)
+                least, most = piece.first(piece.least), piece.first(piece.most)
+                assert least.groups[1] % 4 == most.groups[1] % 4 == 0
+                assert least.pages >= need or least.pages == (end - begin) * (
+                    depth if not piece.by_layers else least.depth
+                )
+                assert piece.by_layers or (piece.first(5).groups[1] - begin) % 4 == 0, "of what a creditor has room for"
+            assert not found or found[-1].step == 1, "less than a step, where no device has room for one"
+    assert only(pieces("tokens", [rectangle((0, 2), (4, 7))], 1, 0, 14, 4)[:1]).first(3) == rectangle((0, 2), (4, 7))
+    assert (cut_step(16, 64), cut_step(48, 64), cut_step(100, 64), cut_step(128, 64), cut_step(7, 1)) == (
+        4,
+        4,
+        16,
+        1,
+        1,
+    )
+
+
+def test_what_comes_back_begins_at_a_whole_step() -> None:
+    assert (last_groups(0, 12, 5, 4), last_groups(0, 12, 8, 4), last_groups(4, 12, 99, 4)) == (8, 4, 4)
+    assert last_groups(0, 12, 3, 4) == 9, "less than a step, if that is all that there is room for"
+    assert (last_groups(3, 10, 7, 1), last_groups(3, 10, 2, 1)) == (3, 8)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

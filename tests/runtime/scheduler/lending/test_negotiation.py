@@ -28,9 +28,9 @@ from tests.runtime.virtual import request
 
 
 def cluster(devices: int = 3, pages: int = 60, **changes: Any) -> Pooled:
-    names = ("cap", "busy", "beat_ms", "gone_ms", "managers", "shape")
-    named = {"shape": "tokens"} | {name: changes.pop(name) for name in names if name in changes}
-    lending = LendingConfig(changes.pop("mode", "negotiated"), cut_tokens=1, **named)
+    names = ("cap", "busy", "beat_ms", "gone_ms", "managers", "shape", "cut_tokens")
+    named = {"shape": "tokens", "cut_tokens": 1} | {name: changes.pop(name) for name in names if name in changes}
+    lending = LendingConfig(changes.pop("mode", "negotiated"), **named)
     config = ClusterConfig(
         devices=devices, placement="replicate", prefill_chunk=8, lending=lending, **changes.pop("settings", {})
     )
@@ -62,6 +62,16 @@ def test_contexts_beyond_a_device_are_answered_exactly(devices: int, pages: int,
     assert {each.manager for each in one.answered} == set(range(managers)), "queries go to one manager after another"
     if managers == 1:  # several do not know what the other ones have promised
         assert names(one, "a") == ["pool.query", "pool.offer", "pool.ask", "pool.grant"] * said.loans
+
+
+@pytest.mark.parametrize("shape", ["tokens", "layers"])
+def test_where_no_creditor_has_room_for_a_step_less_is_granted(shape: str) -> None:
+    """64 tokens are 48 pages, and each creditor lends at most 27."""
+    one = cluster(6, 30, shape=shape, cut_tokens=64)
+    long(one, "a", 90)
+    one.run()
+    one.expect()
+    assert counters(one).loans > 1 and not counters(one).preemptions
 
 
 def full_ones(devices: int, full: int) -> Pooled:

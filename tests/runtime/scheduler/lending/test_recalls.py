@@ -38,6 +38,25 @@ def test_pages_come_back_once_there_is_room() -> None:
     assert len(ends) == len(back) and counters.preemptions == 0
 
 
+def test_parts_of_a_loan_come_back_in_whole_steps() -> None:
+    """A creditor that needs its pages gives back as many as the debtor has room for, in steps of 16 tokens."""
+    seen = 0
+    for tokens in range(60, 76):
+        one = cluster(3, 60, recall=1.0, circle_pages=0, cut_tokens=16)
+        one.ask(request("a", prompt(tokens), "m", max_tokens=40, ignore_eos=True))
+        for number in range(5):
+            one.ask(
+                request(f"b{number}", prompt(40, 1), "m", max_tokens=30, ignore_eos=True), at=(30 + 20 * number) * MS
+            )
+        one.run()
+        one.expect()
+        for event in one.trace.named("kv.recall"):
+            first, last = event.extra["groups"]
+            assert first % 4 == 0 or last - first < 4, event
+            seen += 1
+    assert seen > 3
+
+
 def test_a_sequence_runs_on_while_its_pages_come_back() -> None:
     one = two_that_share_a_device()
     during = Counter[int]()
