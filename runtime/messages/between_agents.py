@@ -128,15 +128,16 @@ class Retract(Message, frozen=True, tag=True, array_like=True):
 class AttendLoans(Message, frozen=True, tag=True, array_like=True):
     """Ask a creditor for attention to K and V that it holds, with the queries as array (debtor to creditor, IL-27).
 
-    It goes over the side link and gets exactly one LoansAttended. `number`: of the query, on this link.
+    It goes over the side link and gets exactly one LoansAttended, in order. `turn`: how often the debtor has given up
+    what was under way, so that it knows late answers. So the message is the same in each step, and is decoded once.
     """
 
-    number: int
+    turn: int
     query: LoanQuery
 
 
 class LoansAttended(Message, frozen=True, tag=True, array_like=True):
     """Answer AttendLoans: attention, its sums and exponents as arrays, or the error why there are none."""
 
-    number: int
+    turn: int
     error: str = ""

@@ -6,8 +6,10 @@ Any fault raises a WireError and nothing else. Does not depend on bytes or socke
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 from math import isfinite
+from typing import NamedTuple
 
 from runtime.chains import Array
 from runtime.messages import (
@@ -109,8 +111,8 @@ _COUNTS: dict[type[Message], tuple[str, ...]] = {
     MigrationReady: ("nbytes", "activation_bytes", "copying", "recomputing"),
     AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens", "host_kv", "host_weights"),
     StartMigration: ("first", "upto", "recall", "skipped"),
-    AttendLoans: ("number",),
-    LoansAttended: ("number",),
+    AttendLoans: ("turn",),
+    LoansAttended: ("turn",),
     SendAway: ("lo", "loan", "first", "last"),
     EndLoan: ("loan", "upto"),
     MendPages: ("first",),
@@ -151,18 +153,33 @@ _SPEAKERS: dict[type[Message], str] = {
 }
 
 
+class _Plan(NamedTuple):
+    """What is checked of a kind of messages: names of fields, as in the tables above."""
+
+    columns: tuple[str, ...]
+    perhaps: tuple[str, ...]
+    natural: tuple[str, ...]
+    counts: tuple[str, ...]
+
+
+@cache
+def _plan(kind: type[Message]) -> _Plan:
+    return _Plan(*(table.get(kind, ()) for table in (_COLUMNS, _PERHAPS, _NATURAL, _COUNTS)))
+
+
 def check(message: Message, arrays: Sequence[Array]) -> None:
     """Raise WireError if a message contradicts itself or its arrays."""
     kind = type(message)
-    if len({len(getattr(message, name)) for name in _COLUMNS.get(kind, ())}) > 1:
+    columns, perhaps, natural, counts = _plan(kind)
+    if columns and len({len(getattr(message, name)) for name in columns}) > 1:
         raise WireError(f"columns of a {kind.__name__} differ in length")
-    perhaps = _PERHAPS.get(kind, ())
-    if any(len(getattr(message, name)) not in (0, len(message.epochs)) for name in perhaps):  # type: ignore[attr-defined]
+    if perhaps and any(len(getattr(message, name)) not in (0, len(message.epochs)) for name in perhaps):  # type: ignore[attr-defined]
         raise WireError(f"columns of a {kind.__name__} differ in length")
-    if any(min(getattr(message, name), default=0) < 0 for name in _NATURAL.get(kind, ())):
+    if natural and any(min(getattr(message, name), default=0) < 0 for name in natural):
         raise WireError(f"a {kind.__name__} with negative numbers")
-    if any(getattr(message, name) < 0 for name in _COUNTS.get(kind, ())):
-        raise WireError(f"a {kind.__name__} with negative numbers")
+    for name in counts:
+        if getattr(message, name) < 0:
+            raise WireError(f"a {kind.__name__} with negative numbers")
     check_arrays(message, arrays)
 
 

@@ -92,7 +92,7 @@ class SideServer:
             if not isinstance(failed, LoanLost):
                 _log.warning("a query to loans failed", exc_info=True)
             made, error = (), public(failed) or type(failed).__name__
-        self._messenger.send(to, LoansAttended(asked.number, error), made)
+        self._messenger.send(to, LoansAttended(asked.turn, error), made)
 
 
 class SideClient:
@@ -104,10 +104,11 @@ class SideClient:
 
     def __init__(self, messenger: Messenger, peers: SidePeers, seconds: float) -> None:
         self._messenger, self._peers, self._seconds = messenger, peers, seconds
-        self._number = 0
+        #: Tickets so far, and how often all that was under way has been given up.
+        self._number = self._turn = 0
         #: Called while an answer is awaited; may update the peers.
         self.look: Callable[[], None] = lambda: None
-        #: By number: the creditor, and until when (s) it may answer.
+        #: By ticket: the creditor, and until when (s) it may answer. A creditor answers in this order.
         self._open: dict[int, tuple[str, float]] = {}
         self._answers: dict[int, tuple[Array, ...]] = {}
         self._known: dict[str, tuple[int, str]] = {}
@@ -120,7 +121,7 @@ class SideClient:
             self._messenger.learn(creditor, *peer, calls=False)
             self._known[creditor] = peer
         self._number += 1
-        if not self._messenger.send(creditor, AttendLoans(self._number, query), arrays):
+        if not self._messenger.send(creditor, AttendLoans(self._turn, query), arrays):
             raise self._give_all_up(f"{creditor}, which holds K and V, cannot be reached")
         self._open[self._number] = creditor, time.monotonic() + self._seconds
         return self._number
@@ -139,20 +140,22 @@ class SideClient:
                 if isinstance(item, PeerCut):
                     self._cut(item)
                 else:
-                    self._handle(item.message, item.arrays)
-        del self._open[ticket]
+                    self._handle(item.sender, item.message, item.arrays)
         return self._answers.pop(ticket)
 
     def close(self) -> None:
         self._messenger.close()
 
-    def _handle(self, message: object, arrays: tuple[Array, ...]) -> None:
-        if not isinstance(message, LoansAttended) or message.number not in self._open:
+    def _handle(self, sender: str, message: object, arrays: tuple[Array, ...]) -> None:
+        if not isinstance(message, LoansAttended) or message.turn != self._turn:
             return  # of a step that was given up
+        ticket = next((ticket for ticket, (creditor, _) in self._open.items() if creditor == sender), None)
+        if ticket is None:
+            return  # nothing was asked
         if message.error:
-            creditor = self._open[message.number][0]
-            raise self._give_all_up(f"{creditor}: {message.error}")
-        self._answers[message.number] = arrays
+            raise self._give_all_up(f"{sender}: {message.error}")
+        del self._open[ticket]
+        self._answers[ticket] = arrays
 
     def _cut(self, cut: PeerCut) -> None:
         self._known.pop(cut.peer, None)
@@ -161,6 +164,7 @@ class SideClient:
 
     def _give_all_up(self, why: str) -> LoanLost:
         """Give up all that is under way: the step fails."""
+        self._turn += 1
         self._open.clear()
         self._answers.clear()
         return LoanLost(why)

@@ -44,6 +44,12 @@ class PartialAttention:
         sums[..., 1] = -torch.inf
         return cls(values, sums)
 
+    @classmethod
+    def unwritten(cls, query: Tensor) -> PartialAttention:
+        """Return room for attention of queries."""
+        values = torch.empty(query.shape, dtype=torch.float64, device=query.device)
+        return cls(values, torch.empty((*query.shape[:2], 2), dtype=torch.float64, device=query.device))
+
     def part(self, number: int) -> PartialAttention:
         """Return one of several parts, in place."""
         return PartialAttention(self.values[number], self.sums[number])
@@ -70,17 +76,16 @@ def attend_partly(
 ) -> PartialAttention:
     """Attend in one layer to the tokens in the pages of a backend's rows (`PagedMetadata.held`).
 
-    K and V of this step are in the pages already; of `now.key` only the shape's heads and the dtype are read. Tokens of
-    no row get zeros and minus infinity. Positions of K are those it was rotated to, so that a row's pages may be any
-    part of its sequence; a sliding window, which counts tokens in the pages, is not for parts. `into`: gets the result,
-    where every token is of a row.
+    K and V of this step are in the pages already; of `now.key` only the shape's heads and the dtype are read. Each
+    token is of a row. Positions of K are those it was rotated to, so that a row's pages may be any part of its
+    sequence; a sliding window, which counts tokens in the pages, is not for parts. `into`: gets the result.
 
     Raises:
         ValueError: The layer has a sliding window.
     """
     if now.how.window is not None:
         raise ValueError("a sliding window cannot be attended to in parts")
-    part = PartialAttention.empty(now.query) if into is None else into
+    part = PartialAttention.unwritten(now.query) if into is None else into
     backend.decode(layer, now, part.values, part.sums)
     backend.chunks(layer, now, part.values, part.sums)
     return part
