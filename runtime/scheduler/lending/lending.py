@@ -313,7 +313,7 @@ class Lending:
         """Start the loan of a sequence that a creditor grants; return its number, 0 if it has nothing to lend now."""
         sequence = wish.sequence
         for piece in self._pieces(sequence, wish.hop, wish.pages):
-            if (piece.by_layers, piece.unit, piece.step) == (wish.piece.by_layers, wish.piece.unit, wish.piece.step):
+            if (piece.by_layers, piece.unit) == (wish.piece.by_layers, wish.piece.unit):
                 self._start(sequence, wish.hop, creditor, piece.first(units), now)
                 return sequence.waits.move
         return 0

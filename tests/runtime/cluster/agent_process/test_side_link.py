@@ -1,4 +1,4 @@
-"""Questions to lent pages over the side link: each gets its own answer, and late ones are nobody's (IL-27)."""
+"""Questions to lent pages over the side link: each gets its own answer, and late ones are dropped (IL-27)."""
 
 from __future__ import annotations
 
@@ -100,6 +100,6 @@ def test_an_error_gives_up_all_that_is_under_way(ends: Ends) -> None:
     assert [ends.told(ends.ask(name, b"next")) for name in ("d1", "d2")] == [b"next"] * 2
 
 
-def test_nobody_is_asked_who_is_not_known(ends: Ends) -> None:
+def test_an_unknown_creditor_is_an_error(ends: Ends) -> None:
     with pytest.raises(LoanLost, match="d3, which holds K and V, is gone"):
         ends.ask("d3", b"who")
