@@ -49,9 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         had.update({name: getattr(counters, name) for name in _COUNTED})
         had["deaths"] += len(one.trace.named("fault"))
         seed += 1
-    print(
-        f"{given.kind}: {seed - given.first} schedules, seeds {given.first} to {seed - 1}, {len(failed)} failed {failed}"
-    )
+    seeds = f"seeds {given.first} to {seed - 1}"
+    print(f"{given.kind}: {seed - given.first} schedules, {seeds}, {len(failed)} failed {failed}")
     print(", ".join(f"{name} {count}" for name, count in had.items()))
     return bool(failed)
 
