@@ -116,12 +116,14 @@ class DecodeLoop:
 
     def rows_lost(self, lost: RowsLost, now: int) -> None:
         """Process lost rows: their sequences run again, or end with the error of the step."""
+        rows = [each for seq in lost.seqs if (each := self._state.running.get(seq)) is not None]
+        known = any(each.lost or each.waits.doomed for each in rows)
         for seq, epoch in zip(lost.seqs, lost.epochs, strict=True):
             sequence = self._state.running.get(seq)
             if sequence is None or sequence.epoch != epoch:
                 self._seating.prefix_cache.remove_prefix(seq)
                 continue
-            if lost.intact and sequence.flying and self._mending.runs_again(sequence, now):
+            if lost.intact and sequence.flying and self._mending.runs_again(sequence, known, now):
                 sequence.flying = False
             elif lost.retry:
                 sequence.shared.alone = True

@@ -12,7 +12,7 @@ Contract:
 - A mend is of one hop, the first with losses. Its row passes the hops before, too, where nothing is lost any more.
 - The sequence rests meanwhile: rows of its own would attend to what is not there.
 - A step that waited for a dead creditor has failed; rows that had nothing else to do with it are sent again. One of a
-  sequence with creditors waits for news of them first, since such a step may fail before a death is known.
+  sequence with creditors waits for news of them first where no death is known, since such a step may fail before it is.
 - Pages are taken as for any next row. Where nothing has room, a sequence keeps what is left of it until dead devices
   are replaced, for a while.
 - What is not covered (`why_not`) runs again from its tokens, and so does what fails several times.
@@ -130,13 +130,16 @@ class Mending:
         self._state.counters.restarted_tokens += sequence.computed
         self._trace("kv.mend.none", sequence.path[0].device if sequence.path else "", sequence, now, why=why)
 
-    def runs_again(self, sequence: ScheduledSequence, now: int) -> bool:
-        """Return whether the row of a sequence may be sent again after a step that a creditor did not answer."""
+    def runs_again(self, sequence: ScheduledSequence, known: bool, now: int) -> bool:
+        """Return whether the row of a sequence may be sent again after a step that a creditor did not answer.
+
+        `known`: which one it was is known, as another sequence of the step has lost page sets or leaves its path.
+        """
         failures = sequence.failures
         if not self._state.config.lending.mend or sequence.predicted is not None or failures.again >= _TRIES:
             return False
         sequence.failures = failures.once_more()
-        if sequence.lenders and not sequence.lost:
+        if sequence.lenders and not sequence.lost and not known:
             self._await_news(sequence, now)
         else:
             self._state.ready.append(sequence)

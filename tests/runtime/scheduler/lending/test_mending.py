@@ -19,7 +19,7 @@ from runtime.control.agent_io import Send
 from runtime.control.scheduler_io import AgentDown
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.lending_config import LendingConfig, LoanShape
-from runtime.messages import LostLayers, MendPages, MigrationFailed
+from runtime.messages import LostLayers, MendPages, MigrationFailed, RowsLost
 from runtime.types import StepPlan
 from tests.runtime.scheduler.anything import Anything
 from tests.runtime.scheduler.lending.test_lending import M, cluster, prompt
@@ -293,3 +293,12 @@ def test_rows_of_a_mend_pass_no_layer_behind_the_last_lost_one(
         one.run()
         one.expect()
     assert passed == layers
+
+
+def test_a_step_that_failed_by_a_known_death_is_sent_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sequences of a step have creditors, of which one dies: the other sequence waits for no news of its own."""
+    monkeypatch.setenv("BLOCKZOO_SHAPE", "layers")
+    one = Anything(seed=1000, lends=True)
+    one.run()
+    one.expect_end()
+    assert [lost.seqs for *_, lost in one.sent if isinstance(lost, RowsLost) and lost.reason == "d0 is gone"]
