@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn
 
 from runtime.frontend.errors import RequestError, overloaded
 from runtime.queueing.usage import RequestUsage
-from runtime.server.keys.outbox import Folded, Outbox, usage_of_keys
+from runtime.server.keys.outbox import FoldResult, Outbox, usage_of_keys
 from runtime.server.keys.rates import RequestBucket
 from zoo.catalog import Reader
 from zoo.errors import ZooError
@@ -217,7 +217,7 @@ class KeyBook:
         day = self._day()
         self._sent, self._pending = self._pending, {}
         self._folding, self._settled = self._settled, {}
-        folded: Folded | None = None
+        folded: FoldResult | None = None
         try:
             loop, sent = asyncio.get_running_loop(), tuple(_each(self._sent))
             if self._outbox is not None:
@@ -230,7 +230,7 @@ class KeyBook:
         self._take_page(found, day)
         self._end_folding(folded, folded is not None and folded.whole)
 
-    def _end_folding(self, folded: Folded | None, counted: bool) -> None:
+    def _end_folding(self, folded: FoldResult | None, counted: bool) -> None:
         """Note what the queue still keeps. `counted`: all that it kept when folding began is in `_recorded`."""
         if counted:
             self._folding, self._others = {}, {}

@@ -31,7 +31,7 @@ _OWN, _REST = 8, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldResult:
     """What came of a `fold`.
 
     Fields:
@@ -63,25 +63,25 @@ class Outbox:
         """Return the id of a new row of this server. Any thread."""
         return self._own + secrets.token_hex(_REST)
 
-    def fold(self, catalog: Catalog) -> Folded:
+    def fold(self, catalog: Catalog) -> FoldResult:
         """Add what is kept to the catalogue. Blocks. What fails is logged, and left for the next time."""
         try:
             with self._queue.reading() as connection:
                 queue, waiting = usage.queue_name(connection), usage.principals(connection)
                 others = usage.sums(connection, self._own) if waiting else []
         except StoreError as error:
-            self._tell("kept", "what durable requests have used cannot be read: %s", error)
-            return Folded(False, None)
+            self._warn_once("kept", "what durable requests have used cannot be read: %s", error)
+            return FoldResult(False, None)
         self._told.discard("kept")
         try:
             if _is_due(catalog, queue, waiting):
                 while self._fold_some(catalog, queue):
                     pass
         except StoreError as error:
-            self._tell("fold", "what durable requests have used waits in the queue: %s", error)
-            return Folded(False, others)
+            self._warn_once("fold", "what durable requests have used waits in the queue: %s", error)
+            return FoldResult(False, others)
         self._told.discard("fold")
-        return Folded(True, others)
+        return FoldResult(True, others)
 
     def _fold_some(self, catalog: Catalog, queue: str) -> bool:
         """Add some rows, and drop them from the queue; return whether there may be more. Raises StoreError."""
@@ -94,7 +94,7 @@ class Outbox:
             except StoreError as error:
                 if some.more:
                     raise
-                self._tell("drop", "what is counted of durable requests stays in the queue: %s", error)
+                self._warn_once("drop", "what is counted of durable requests stays in the queue: %s", error)
                 return False
             self._told.discard("drop")
         return some.more
@@ -110,12 +110,12 @@ class Outbox:
             rows = usage.kept(connection, known, AT_ONCE)
             dropped = marks - usage.present(connection, marks)
         if unknown := sum(principal not in names for principal in waiting):
-            self._tell("keys", "usage of %d keys that this catalogue does not know stays in the queue", unknown)
+            self._warn_once("keys", "usage of %d keys that this catalogue does not know stays in the queue", unknown)
         writer.drop_folded(queue, dropped)
         writer.fold_usage(queue, {each.id: _of_key(names[each.principal], each) for each in rows})
         return _AddedRows([each.id for each in rows], len(rows) == AT_ONCE or len(known) == _PRINCIPALS)
 
-    def _tell(self, what: str, message: str, value: object) -> None:
+    def _warn_once(self, what: str, message: str, value: object) -> None:
         if what not in self._told:
             self._told.add(what)
             _log.warning(message, value)
