@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from sqlalchemy import Connection, create_engine, inspect, text, update
 
 from runtime.queueing import requests, servers, usage
 from runtime.queueing.database import _ADVISORY_LOCK, LeaseLost, QueueDatabase
+from runtime.queueing.journal import Journal
 from runtime.queueing.schema import QueueRow
 from tests import postgres
 from tests.runtime.queueing.test_requests import GIVEN_UP, NOW, made
@@ -274,6 +276,26 @@ def test_a_server_of_version_1_keeps_others_out(shared: str) -> None:
         with pytest.raises(StoreBusy, match="older version"):
             QueueDatabase(shared, patience=0.2)
     engine.dispose()
+
+
+@pytest.mark.postgres
+def test_a_session_that_ends_within_a_transaction_fails_all_writes_of_it_as_the_stores_errors(shared: str) -> None:
+    """Else a request would end with a defect of the server: with the store's error it is put down and tried again."""
+    queue = QueueDatabase(shared)
+
+    async def write() -> None:
+        journal = Journal(queue, gather=0.05)
+        ended = journal.write(lambda c: c.execute(text("SELECT pg_terminate_backend(pg_backend_pid())")).all())
+        event = journal.append("cmpl-1", 0, b"a")
+        for outcome in await asyncio.gather(ended, event, return_exceptions=True):
+            assert isinstance(outcome, StoreError), repr(outcome)
+        assert await journal.append("cmpl-1", 0, b"a")
+        await journal.close()
+
+    with queue.writing() as connection:
+        requests.put(connection, [made(1, state="running")])
+    asyncio.run(write())
+    queue.close()
 
 
 @pytest.mark.postgres
