@@ -66,6 +66,11 @@ def principals(connection: Connection) -> list[str]:
     return list(connection.execute(select(_usage.c.principal).distinct()).scalars())
 
 
+def count(connection: Connection) -> int:
+    """Return the number of requests of which usage is kept."""
+    return connection.execute(select(func.count()).select_from(_usage)).scalar_one()
+
+
 def kept(connection: Connection, principals: Collection[str], limit: int) -> list[RequestUsage]:
     """Return kept usage of some principals: at most `limit` rows."""
     query = select(_usage).where(_usage.c.principal.in_(principals)).limit(limit)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from runtime.queueing import requests, servers
+from runtime.queueing import requests, servers, usage
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
 from runtime.queueing.records import DurableRequest, State, StoredAnswer, decode_events, encode_events
@@ -79,6 +79,11 @@ class RequestStore:
         with self.database.reading() as connection:
             found = requests.counts(connection)
         return {"waiting": found.get("queued", 0), "running": found.get("running", 0), "dead": found.get("dead", 0)}
+
+    def uncounted(self) -> int:
+        """Return the number of ended requests of which the queue still keeps the usage. It waits, as `counts`."""
+        with self.database.reading() as connection:
+            return usage.count(connection)
 
     async def put(self, request: DurableRequest) -> bool:
         """Store a request. Returns False, with nothing changed, if one of its id is there."""

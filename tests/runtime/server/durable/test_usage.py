@@ -16,8 +16,9 @@ import pytest
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.queueing import requests, usage
 from runtime.queueing.database import QueueDatabase
-from runtime.queueing.records import DurableRequest, decode_events, encode_events
+from runtime.queueing.records import DurableRequest, StoredAnswer, decode_events, encode_events
 from runtime.server.durable import runs
+from runtime.server.durable.store import RequestStore
 from runtime.server.keys import key_book
 from runtime.types import TokenEvent
 from tests.runtime.server.aliases.looking import stored
@@ -126,6 +127,36 @@ def test_an_aborted_request_is_charged_what_the_journal_has_of_it(
     assert counted(store) == ((1, 3, 5) if begun else (0, 0, 0))
 
 
+def test_an_aborted_request_is_charged_what_another_server_writes_of_it_meanwhile(
+    tokenizer: Tokenizer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, gate, abort, tries = make_key(store, "team"), PausingGate(5), RequestStore.abort, list[int]()
+
+    async def late(self: RequestStore, request: str, answer: StoredAnswer, events: int, *used: Any) -> bool:
+        tries.append(events)
+        if len(tries) < 3:
+            with self.database.writing() as connection:
+                more = encode_events([TokenEvent(f"{request}/0", request, events, 9)])
+                requests.append(connection, [(request, events, more)])
+        return await abort(self, request, answer, events, *used)
+
+    monkeypatch.setattr(RequestStore, "abort", late)
+    with (
+        served(tokenizer, store, queue=str(tmp_path / "queue"), pace=gate) as server,
+        client(server, secret) as http,
+        client(server, secret) as other,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = pool.submit(keyed, http, "a", max_tokens=100)
+        assert eventually(lambda: gate.steps == 6)
+        (request,) = server.unfinished()
+        assert eventually(lambda: journalled(server, request) == 5)
+        assert other.delete(f"/zoo/requests/{request}").json()["state"] == "cancelled"
+        gate.open.set()
+        asked.result(60)
+    assert (counted(store), tries) == ((1, 3, 7), [5, 6, 7])
+
+
 def test_a_failed_request_is_charged_as_far_as_it_came(tokenizer: Tokenizer, store: Store, tmp_path: Path) -> None:
     secret = make_key(store, "team")
     with (
@@ -163,7 +194,22 @@ def test_the_servers_own_requests_keep_no_usage(tokenizer: Tokenizer, store: Sto
         assert server.service.durable is not None
         with server.service.durable.store.database.reading() as connection:
             assert usage.principals(connection) == []
+            assert usage.count(connection) == 0
     assert counted(store) == (0, 0, 0)
+
+
+def test_what_is_not_counted_yet_is_a_metric(
+    tokenizer: Tokenizer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = make_key(store, "team")
+    with served(tokenizer, store, queue=str(tmp_path / "queue")) as server, client(server, secret) as http:
+        with server.http() as own, monkeypatch.context() as patch:
+            patch.setattr(usage, "drop", lambda *_: None)
+            assert keyed(http, "a").status_code == keyed(http, "b").status_code == 200
+            assert "blockzoo:queue_uncounted 2.0" in own.get("/metrics").text
+        with server.http() as own:
+            assert eventually(lambda: "blockzoo:queue_uncounted 0.0" in own.get("/metrics").text)
+    assert counted(store)[0] == 2
 
 
 def test_a_line_that_its_batchs_end_has_stopped_costs_nothing(

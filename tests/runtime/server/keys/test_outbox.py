@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,22 @@ def test_what_is_kept_is_counted_once_and_nothing_of_it_stays(queue: QueueDataba
     assert counted(store) == (3, 7)
 
 
+def test_rows_are_dropped_durably(
+    queue: QueueDatabase, store: Store, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that a power cut brought back after its mark was dropped would be counted again."""
+    keep(queue, owner, "a")
+    writing, synced = queue.writing, list[bool]()
+
+    def spied(durably: bool = True) -> Any:
+        synced.append(durably)
+        return writing(durably)
+
+    monkeypatch.setattr(queue, "writing", spied)
+    Outbox(queue).fold(store.catalog)
+    assert (synced, left(queue)) == ([True], set())
+
+
 def test_many_rows_are_counted_in_several_transactions(
     queue: QueueDatabase, store: Store, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +152,26 @@ def test_a_failure_anywhere_loses_nothing_and_is_logged_once(
     keep(queue, owner, "c")
     assert Outbox(queue).fold(store.catalog).whole
     assert (counted(store), left(queue)) == ((3, 3), set())
+
+
+def test_nothing_is_dropped_that_the_catalogue_could_not_commit(
+    queue: QueueDatabase, store: Store, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(queue, owner, "a")
+    writing = store.catalog.writing
+
+    @contextmanager
+    def undone() -> Iterator[Writer]:
+        with writing() as writer:
+            yield writer
+            raise StoreFull("no space left for the catalogue")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.catalog, "writing", undone)
+        assert not Outbox(queue).fold(store.catalog).whole
+    assert (counted(store), left(queue), marks(store, queue)) == ((0, 0), {"a"}, set())
+    assert Outbox(queue).fold(store.catalog).whole
+    assert counted(store) == (1, 1)
 
 
 def test_a_server_that_was_stopped_while_others_counted_counts_nothing_again(
