@@ -83,10 +83,12 @@ class Endings:
         """Cancel a request that does not run here any more, or runs on another server, with an error behind all events
         that are written of it. Raises StoreError.
         """
-        events = await self._store.events(request.id)
-        prepared = await self._prepared(request, bool(events))
-        transcript = None if prepared is None else Transcript(prepared)
+        prepared: Prepared | None = None
+        transcript: Transcript | None = None
         while True:
+            events = await self._store.events(request.id)
+            if prepared is None and (prepared := await self._prepared(request, bool(events))) is not None:
+                transcript = Transcript(prepared)
             if prepared is not None and transcript is not None:
                 fresh = events[transcript.count :]
                 run.publish(transcript.opening)
@@ -105,7 +107,6 @@ class Endings:
             if not await self._store.read(partial(requests.unended_of, ids=[request.id])):
                 await self.close_as_stored(run)
                 return
-            events = await self._store.events(request.id)
 
     async def _prepared(self, request: DurableRequest, begun: bool) -> Prepared | None:
         """Return a request that may have used tokens, or that streams; None for the rest, and for a body that cannot be
