@@ -36,6 +36,8 @@ _log = logging.getLogger("blockzoo.server")
 UsageByModel = dict[str, dict[tuple[str, str], KeyUsage]]
 
 PAUSE = 1.0
+#: Seconds for which an exchange with the catalogue waits for the queue, if there is one.
+QUEUE_SECONDS = 5.0
 
 
 def _utc_day() -> str:
@@ -62,6 +64,9 @@ class KeyBook:
         self._outbox = outbox
         self._clock, self._day = clock, day
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="zoo-keys")
+        #: A thread of its own: a queue that does not answer must not keep the catalogue from being followed.
+        self._folder = ThreadPoolExecutor(1, thread_name_prefix="zoo-usage")
+        self._folds: asyncio.Future[FoldResult] | None = None
         self._keys: Mapping[str, ClientKey] = {}
         self._buckets: dict[str, RequestBucket] = {}
         self._prices: Mapping[str, ModelPrice] = {}
@@ -90,7 +95,8 @@ class KeyBook:
         self._over.set()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._folder):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def find(self, given: Iterable[str]) -> ClientKey | None:
         """Return the valid key of which one of these texts is the secret."""
@@ -220,8 +226,7 @@ class KeyBook:
         folded: FoldResult | None = None
         try:
             loop, sent = asyncio.get_running_loop(), tuple(_each(self._sent))
-            if self._outbox is not None:
-                folded = await loop.run_in_executor(self._thread, self._outbox.fold, self._store.catalog)
+            folded = await self._fold()
             found = await loop.run_in_executor(self._thread, self._record, sent, day)
         except BaseException:  # it was not recorded
             _move(self._sent, self._pending)
@@ -229,6 +234,18 @@ class KeyBook:
             raise
         self._take_page(found, day)
         self._end_folding(folded, folded is not None and folded.whole)
+
+    async def _fold(self) -> FoldResult | None:
+        """Bring what the queue keeps to the catalogue; None while that does not end."""
+        if self._outbox is None or (self._folds is not None and not self._folds.done()):
+            return None
+        loop = asyncio.get_running_loop()
+        self._folds = loop.run_in_executor(self._folder, self._outbox.fold, self._store.catalog)
+        await asyncio.wait((self._folds,), timeout=QUEUE_SECONDS)
+        if self._folds.done():
+            return self._folds.result()
+        _log.warning("what durable requests have used waits: the queue or the catalogue does not answer")
+        return None
 
     def _end_folding(self, folded: FoldResult | None, counted: bool) -> None:
         """Note what the queue still keeps. `counted`: all that it kept when folding began is in `_recorded`."""

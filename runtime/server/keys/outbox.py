@@ -19,7 +19,7 @@ from runtime.queueing import usage
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.usage import RequestUsage
 from zoo.catalog import Catalog, Writer
-from zoo.errors import StoreError
+from zoo.errors import StoreError, ZooError
 from zoo.records import KeyUsage
 
 _log = logging.getLogger("blockzoo.server")
@@ -69,7 +69,7 @@ class Outbox:
             with self._queue.reading() as connection:
                 queue, waiting = usage.queue_name(connection), usage.principals(connection)
                 others = usage.sums(connection, self._own) if waiting else []
-        except StoreError as error:
+        except Exception as error:
             self._warn_once("kept", "what durable requests have used cannot be read: %s", error)
             return FoldResult(False, None)
         self._told.discard("kept")
@@ -77,7 +77,7 @@ class Outbox:
             if _is_due(catalog, queue, waiting):
                 while self._fold_some(catalog, queue):
                     pass
-        except StoreError as error:
+        except Exception as error:
             self._warn_once("fold", "what durable requests have used waits in the queue: %s", error)
             return FoldResult(False, others)
         self._told.discard("fold")
@@ -118,7 +118,8 @@ class Outbox:
     def _warn_once(self, what: str, message: str, value: object) -> None:
         if what not in self._told:
             self._told.add(what)
-            _log.warning(message, value)
+            defect = isinstance(value, Exception) and not isinstance(value, ZooError)
+            _log.warning(message, value, exc_info=defect)
 
 
 def _is_due(catalog: Catalog, queue: str, waiting: Sequence[str]) -> bool:

@@ -365,6 +365,61 @@ def test_a_queue_that_is_away_keeps_nothing_else_from_the_catalogue(
     assert counted(store) == (2, 5)
 
 
+def test_a_queue_that_does_not_answer_keeps_no_key_from_being_counted_and_known(
+    queue: QueueDatabase, store: Store, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_book, "QUEUE_SECONDS", 0.05)
+    answers, reading = threading.Event(), queue.reading
+
+    def waits() -> Any:
+        assert answers.wait(60)
+        return reading()
+
+    async def act() -> None:
+        book = KeyBook(store, day=lambda: DAY, outbox=Outbox(queue))
+        await book.open()
+        end(queue, book, owner, 4)
+        book.charge(owner, "m", 5, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(queue, "reading", waits)
+            for _ in range(2):
+                await asyncio.wait_for(book._exchange(), 30)
+            assert counted(store) == (1, 5) and book._used("k", "day").tokens == 9
+            secret = make_key(store, "later")
+            await book._exchange()
+            assert book.find([secret]) is not None
+            end(queue, book, owner, 1)
+            assert not is_admitted(book, owner)
+            answers.set()
+            while book._used("k", "day").tokens != 10 or counted(store) != (3, 10):
+                await book._exchange()
+        await book.close()
+
+    asyncio.run(asyncio.wait_for(act(), 60))
+    assert (counted(store), left(queue)) == ((3, 10), set())
+
+
+def test_a_defect_keeps_usage_in_the_queue_and_the_keys_going(
+    queue: QueueDatabase, store: Store, owner: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def defect(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    async def act() -> None:
+        book = KeyBook(store, day=lambda: DAY, outbox=Outbox(queue))
+        await book.open()
+        end(queue, book, owner, 4)
+        book.charge(owner, "m", 5, 0)
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "blockzoo.server"):
+            patch.setattr(Writer, "fold_usage", defect)
+            await book._exchange()
+        assert counted(store) == (1, 5) and "ZeroDivisionError" in caplog.text
+        await book.close()
+
+    asyncio.run(act())
+    assert (counted(store), left(queue)) == ((2, 9), set())
+
+
 def test_nothing_is_kept_for_nothing_used(queue: QueueDatabase, store: Store, owner: str) -> None:
     book = KeyBook(store, outbox=Outbox(queue))
     assert book.usage_of(owner, "m", 0, 0) is None
