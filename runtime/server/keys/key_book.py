@@ -14,7 +14,7 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from runtime.frontend.errors import RequestError, overloaded
 from runtime.queueing.usage import RequestUsage
 from runtime.server.keys.outbox import FoldResult, Outbox, usage_of_keys
 from runtime.server.keys.rates import RequestBucket
+from runtime.server.keys.usage_sums import UsageByModel, each_usage, merge_usage, move_usage
 from zoo.catalog import Reader
 from zoo.errors import ZooError
 from zoo.keys import principal_of
@@ -32,9 +33,6 @@ from zoo.records import Budget, ClientKey, KeyUsage, Period
 from zoo.store import Store
 
 _log = logging.getLogger("blockzoo.server")
-#: Usage of some keys: name -> day and model -> what was used.
-UsageByModel = dict[str, dict[tuple[str, str], KeyUsage]]
-
 PAUSE = 1.0
 #: Seconds for which an exchange with the catalogue waits for the queue, if there is one.
 QUEUE_SECONDS = 5.0
@@ -156,7 +154,7 @@ class KeyBook:
         """Count what the queue keeps from now on."""
         key = self._keys.get(used.principal)
         for each in usage_of_keys({} if key is None else {key.principal: key.name}, [used]):
-            _merge(self._settled, each)
+            merge_usage(self._settled, each)
             self._add_total(each)
 
     def _cost(self, model: str, prompt_tokens: int, generated_tokens: int, cached_tokens: int) -> int:
@@ -199,7 +197,7 @@ class KeyBook:
         return used
 
     def _add(self, used: KeyUsage) -> None:
-        _merge(self._pending, used)
+        merge_usage(self._pending, used)
         self._add_total(used)
 
     def _add_total(self, used: KeyUsage) -> None:
@@ -225,11 +223,11 @@ class KeyBook:
         self._folding, self._settled = self._settled, {}
         folded: FoldResult | None = None
         try:
-            loop, sent = asyncio.get_running_loop(), tuple(_each(self._sent))
+            loop, sent = asyncio.get_running_loop(), tuple(each_usage(self._sent))
             folded = await self._fold()
             found = await loop.run_in_executor(self._thread, self._record, sent, day)
         except BaseException:  # it was not recorded
-            _move(self._sent, self._pending)
+            move_usage(self._sent, self._pending)
             self._end_folding(folded, False)
             raise
         self._take_page(found, day)
@@ -252,12 +250,12 @@ class KeyBook:
         if counted:
             self._folding, self._others = {}, {}
             return
-        _move(self._folding, self._settled)
+        move_usage(self._folding, self._settled)
         if folded is not None and folded.others is not None:
             names = {principal: key.name for principal, key in self._keys.items()}
             self._others = {}
             for each in usage_of_keys(names, folded.others):
-                _merge(self._others, each)
+                merge_usage(self._others, each)
 
     def _take_page(self, found: _BookPage, day: str) -> None:
         self._keys = {key.principal: key for key in found.keys}
@@ -295,20 +293,3 @@ def _recorded(reader: Reader, day: str) -> _BookPage:
 def _shown(period: Period, day: str) -> str:
     """Return a day, or the month that it is in."""
     return day if period == "day" else day[: len("2026-01")]
-
-
-def _each(usage: UsageByModel) -> Iterator[KeyUsage]:
-    for of_key in usage.values():
-        yield from of_key.values()
-
-
-def _move(usage: UsageByModel, to: UsageByModel) -> None:
-    """Add usage to other usage, and empty it."""
-    for each in _each(usage):
-        _merge(to, each)
-    usage.clear()
-
-
-def _merge(usage: UsageByModel, used: KeyUsage) -> None:
-    of_key, place = usage.setdefault(used.name, {}), (used.day, used.model)
-    of_key[place] = of_key.get(place, KeyUsage(used.name, used.day, model=used.model)).plus(used)
