@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError, SQLAlchemyError
 
 from zoo.errors import StoreBusy, StoreError, StoreFull
 
@@ -93,6 +93,8 @@ class Database:
             yield
         except DBAPIError as error:
             raise self._translated(error) from error
+        except PendingRollbackError as error:  # a statement before has said why, and was answered for itself
+            raise StoreError(f"the {self._name}'s connection was lost within a transaction") from error
 
     def close(self) -> None:
         """Close the connections; using the database again opens new ones."""

@@ -98,6 +98,9 @@ class _NoQueue:
     def counts(self) -> dict[str, int]:
         return {"waiting": 0}
 
+    def uncounted(self) -> int:
+        return 0
+
 
 class _NoKeys:
     """Keys of a server without clients, for the same."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection, insert, inspect, select, text, update
 
-from runtime.queueing.schema import VERSION, QueueBase, QueueRow, ServerRow
+from runtime.queueing.schema import VERSION, QueueBase, QueueRow, ServerRow, UsageRow
+from runtime.queueing.usage import random_name
 from zoo.errors import StoreError
 
 
@@ -17,7 +18,7 @@ def migrate(connection: Connection) -> None:
     """
     if not inspect(connection).has_table(QueueRow.__tablename__):
         QueueBase.metadata.create_all(connection, checkfirst=False)
-        connection.execute(insert(QueueRow).values(id=1, version=VERSION, openings=0))
+        connection.execute(insert(QueueRow).values(id=1, version=VERSION, openings=0, name=random_name()))
     version = connection.execute(select(QueueRow.version)).scalar_one()
     while version in STEPS:
         STEPS[version](connection)
@@ -35,5 +36,12 @@ def _add_owners(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE queue_requests ADD COLUMN begun BOOLEAN NOT NULL DEFAULT TRUE"))
 
 
+def _add_usage(connection: Connection) -> None:
+    """Version 2 kept no usage: what it had not written to the catalogue when it ended is not known."""
+    UsageRow.metadata.tables[UsageRow.__tablename__].create(connection)
+    connection.execute(text("ALTER TABLE queue ADD COLUMN name VARCHAR(32) NOT NULL DEFAULT ''"))
+    connection.execute(text("UPDATE queue SET name = :name"), {"name": random_name()})
+
+
 #: What makes the next version of each older one.
-STEPS: Mapping[int, Callable[[Connection], None]] = {1: _add_owners}
+STEPS: Mapping[int, Callable[[Connection], None]] = {1: _add_owners, 2: _add_usage}

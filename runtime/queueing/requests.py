@@ -17,9 +17,11 @@ from typing import cast
 import zstandard
 from sqlalchemy import Connection, RowMapping, Table, case, delete, func, insert, null, select, update
 
+from runtime.queueing import usage
 from runtime.queueing.records import ENDED, DurableRequest, FileRange, State, StoredAnswer
 from runtime.queueing.schema import EventRow, RequestRow
 from runtime.queueing.servers import orphaned
+from runtime.queueing.usage import RequestUsage
 
 #: Attempts without progress after which a request is given up.
 MOST_ATTEMPTS = 3
@@ -95,7 +97,7 @@ def recover(connection: Connection, given: StoredAnswer, now: int) -> list[str]:
     """Queue the requests that servers left running when they died; return the ids of those that are given up instead.
 
     A request is given up, with the answer `given`, once `MOST_ATTEMPTS` servers died with it in a row before it made
-    any progress. A claim that had not begun is no attempt.
+    any progress. A claim that had not begun is no attempt. Nothing is charged for what is given up.
     """
     lost = (_requests.c.state == "running") & orphaned(_requests.c.owner)
     further = select(_events.c.ordinal).where(
@@ -187,11 +189,18 @@ def events(connection: Connection, request: str) -> list[bytes]:
 
 
 def finish(
-    connection: Connection, request: str, state: State, given: StoredAnswer, now: int, events: int | None = None
+    connection: Connection,
+    request: str,
+    state: State,
+    given: StoredAnswer,
+    now: int,
+    events: int | None = None,
+    used: RequestUsage | None = None,
 ) -> bool:
     """End a request with its answer, and drop its events. Return False, with nothing changed, if it had ended.
 
     Args:
+        used: What its client is charged for it: kept with the answer, once.
         events: The answer was made from so many of them: where there are more by now, nothing is changed either.
     """
     if state not in ENDED:
@@ -214,6 +223,8 @@ def finish(
     done = connection.execute(update(_requests).where(own).values(values)).rowcount == 1
     if done:
         connection.execute(delete(_events).where(_events.c.request == request))
+        if used is not None:
+            usage.put(connection, used)
     return done
 
 

@@ -21,7 +21,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from zoo.tables import named_constraints
 
-VERSION = 2
+VERSION = 3
 
 
 class QueueBase(DeclarativeBase):
@@ -31,12 +31,13 @@ class QueueBase(DeclarativeBase):
 
 
 class QueueRow(QueueBase):
-    """The only row: the version of the tables, and how many servers have opened the queue."""
+    """The only row: the version of the tables, how many servers have opened the queue, and its random name."""
 
     __tablename__ = "queue"
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     version: Mapped[int] = mapped_column(Integer)
     openings: Mapped[int] = mapped_column(BigInteger)
+    name: Mapped[str] = mapped_column(String(32))
 
 
 class ServerRow(QueueBase):
@@ -103,6 +104,20 @@ class EventRow(QueueBase):
     request: Mapped[str] = mapped_column(ForeignKey("queue_requests.id", ondelete="CASCADE"), primary_key=True)
     ordinal: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     events: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class UsageRow(QueueBase):
+    """What a request of a client has used, as `usage.RequestUsage`, until the catalogue has counted it."""
+
+    __tablename__ = "queue_usage"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    principal: Mapped[str] = mapped_column(String(64), index=True)
+    model: Mapped[str] = mapped_column(Text)
+    day: Mapped[str] = mapped_column(String(10))
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    generated_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    cost: Mapped[int] = mapped_column(BigInteger)
 
 
 class FileRow(QueueBase):

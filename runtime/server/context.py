@@ -16,6 +16,7 @@ from runtime.server.capacity import Gate
 from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.keys.key_book import KeyBook
 from runtime.server.keys.key_metrics import KeyCollector
+from runtime.server.keys.outbox import Outbox
 from runtime.server.metrics import Metrics
 from runtime.tracing.sink import Trace
 from zoo.records import ClientKey
@@ -84,7 +85,9 @@ def make_service(
     store: Store | None = None,
 ) -> Service:
     grammars = GrammarChecker()
-    keys = None if store is None or not config.client_keys else KeyBook(store)
+    keys = None
+    if store is not None and config.client_keys:
+        keys = KeyBook(store, outbox=None if queue is None else Outbox(queue))
     service = Service(
         driver=driver,
         models=models,

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from runtime.control.overload import retry_after
 from runtime.frontend.apis.embeddings import EmbeddingBody
@@ -186,12 +186,26 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextP
 def charge(service: Service, prepared: Prepared) -> None:
     """Record what a request has used, once it is over, for its client's key: of the model that it asked for."""
     if service.keys is not None:
-        generation, generated = prepared.generation, sum(choice.tokens for choice in prepared.choices)
-        answered = generated > 0 or any(choice.finish is not None for choice in prepared.choices)
-        model = generation.model.asked or generation.model.name
-        prompt_tokens = generation.prompt_tokens if answered else 0
-        cached = min(cached_tokens(prepared), prompt_tokens)
-        service.keys.charge(generation.receipt.principal, model, prompt_tokens, generated, cached)
+        used = used_tokens(prepared)
+        service.keys.charge(prepared.generation.receipt.principal, *used)
+
+
+class UsedTokens(NamedTuple):
+    """What a request has used, as far as it has come: the model that it asked for, and tokens."""
+
+    model: str
+    prompt: int
+    generated: int
+    cached: int
+
+
+def used_tokens(prepared: Prepared) -> UsedTokens:
+    """Return what a request has used, the prompt once there is anything of an answer."""
+    generation, generated = prepared.generation, sum(choice.tokens for choice in prepared.choices)
+    answered = generated > 0 or any(choice.finish is not None for choice in prepared.choices)
+    prompt_tokens = generation.prompt_tokens if answered else 0
+    model = generation.model.asked or generation.model.name
+    return UsedTokens(model, prompt_tokens, generated, min(cached_tokens(prepared), prompt_tokens))
 
 
 def cached_tokens(prepared: Prepared) -> int:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, func, select, union
 from sqlalchemy.orm import InstrumentedAttribute
 
 from zoo.catalog import aliases as alias_rows
+from zoo.catalog import folding
 from zoo.catalog import keys as key_rows
 from zoo.catalog import names as naming
 from zoo.catalog import schema as t
@@ -82,6 +83,10 @@ class Reader:
         together.
         """
         return key_rows.usage_of_month(self._connection, month)
+
+    def folded_usage(self, queue: str) -> set[str]:
+        """Return the ids of a queue's usage that is added and that the queue may still have (`folding`)."""
+        return folding.folded_ids(self._connection, queue)
 
     def prices(self) -> list[ModelPrice]:
         """Return all prices, in order of the models' names; that of models without one has the name ""."""

@@ -6,7 +6,7 @@
        +------- model_tensors ------> models <---------------------------+
        +------- weight_entries -> weight_files -> models <- side_files
                           equivalences, documents -> models          aliases -> alias_changes
-                          client_keys, model_usage, prices
+                          client_keys, model_usage, prices, folded_usage
 
 Changes go through `migrations/`; a test compares the two. This module does not depend on connections or queries.
 """
@@ -238,6 +238,16 @@ class ModelUsageRow(Base):
     answers: Mapped[int] = mapped_column(BigInteger)
     cost: Mapped[int] = mapped_column(BigInteger)
     cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+
+
+class FoldedUsageRow(Base):
+    """Usage that a queue has kept for the catalogue and that `model_usage` contains (`folding`), until the queue has
+    dropped it. `queue`, `id`: random names of the queue and of the usage in it.
+    """
+
+    __tablename__ = "folded_usage"
+    queue: Mapped[str] = mapped_column(String(32), primary_key=True)
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
 
 
 class PriceRow(Base):

@@ -6,7 +6,7 @@ that references them is put; this module does not check that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain as chained
 from itertools import islice
@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, insert, not_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from zoo.catalog import aliases as alias_rows
-from zoo.catalog import findings
+from zoo.catalog import findings, folding
 from zoo.catalog import keys as key_rows
 from zoo.catalog import schema as t
 from zoo.catalog.names import check_name
@@ -178,6 +178,17 @@ class Writer(Reader):
     def add_key_usage(self, used: Iterable[KeyUsage]) -> None:
         """Add what keys have used to what is recorded."""
         key_rows.add_usage(self._connection, used)
+
+    def fold_usage(self, queue: str, used: Mapping[str, KeyUsage]) -> int:
+        """Add usage of a queue, by its ids, to what is recorded, and mark it; what has its mark adds nothing.
+
+        The queue must be read within this transaction (`folding`). Returns how much of it was new.
+        """
+        return folding.fold_usage(self._connection, queue, used)
+
+    def drop_folded(self, queue: str, ids: Collection[str]) -> None:
+        """Drop marks of usage that the queue does not have any more, as read within this transaction."""
+        folding.drop_folded(self._connection, queue, ids)
 
     def put_price(self, price: ModelPrice) -> None:
         """Record a price in place of the one before. What was counted until now keeps its cost."""

@@ -19,11 +19,12 @@ from runtime.queueing.records import DurableRequest, State, StoredAnswer
 from runtime.queueing.requests import MOST_ATTEMPTS
 from runtime.server.answers.forms import form_of_kind
 from runtime.server.context import Service
+from runtime.server.durable.charging import settle, usage_of, usage_of_events
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
 from runtime.server.durable.transcript import Chunk, Transcript, broken_off, chunks_of, joined
 from runtime.server.openai.responses import dump
-from runtime.server.request_runner import prepare_served
+from runtime.server.request_runner import Prepared, prepare_served
 from zoo.errors import ZooError
 
 _log = logging.getLogger("blockzoo.server")
@@ -54,11 +55,12 @@ class Endings:
         self._store = store
 
     async def finish(self, run: DurableRun, state: State, answer: StoredAnswer, ending: Sequence[Chunk]) -> None:
-        """Store the answer of a run, publish the chunks of its end and close it; or close it as it has ended before.
-
-        Raises StoreError.
+        """Store the answer of a run with what it has used, publish the chunks of its end and close it; or close it as
+        it has ended before. Raises StoreError.
         """
-        if await self._store.finish(run.id, state, answer):
+        used = run.used()
+        if await self._store.finish(run.id, state, answer, used):
+            settle(self._service, used)
             run.publish(ending)
             run.close(answer)
         else:
@@ -81,16 +83,24 @@ class Endings:
         """Cancel a request that does not run here any more, or runs on another server, with an error behind all events
         that are written of it. Raises StoreError.
         """
-        transcript = await self._transcript(request)
+        prepared: Prepared | None = None
+        transcript: Transcript | None = None
         while True:
-            if transcript is not None:
-                events = (await self._store.events(request.id))[transcript.count :]
+            events = await self._store.events(request.id)
+            if prepared is None and (prepared := await self._prepared(request, bool(events))) is not None:
+                transcript = Transcript(prepared)
+            if prepared is not None and transcript is not None:
+                fresh = events[transcript.count :]
                 run.publish(transcript.opening)
-                run.publish((await self._service.in_worker(partial(transcript.add_events, events))).chunks)
+                run.publish((await self._service.in_worker(partial(transcript.add_events, fresh))).chunks)
+                used = usage_of(self._service, prepared)
+            else:
+                used = usage_of_events(self._service, request, events)
             ending = broken_off(form_of_kind(run.kind), run.published, _ABORTED)
             stream = None if transcript is None or not ending else joined([*run.published, *ending])
             answer = _refusal(_ABORTED, stream)
-            if await self._store.abort(request.id, answer, None if transcript is None else transcript.count):
+            if await self._store.abort(request.id, answer, len(events), used):
+                settle(self._service, used)
                 run.publish(ending)
                 run.close(answer)
                 return
@@ -98,22 +108,24 @@ class Endings:
                 await self.close_as_stored(run)
                 return
 
-    async def _transcript(self, request: DurableRequest) -> Transcript | None:
-        """Return what words a stream; None for what is none, and for a body that cannot be worded any more."""
+    async def _prepared(self, request: DurableRequest, begun: bool) -> Prepared | None:
+        """Return a request that may have used tokens, or that streams; None for the rest, and for a body that cannot be
+        prepared any more.
+        """
         try:
             body = await self._service.in_worker(partial(parse, form_of_kind(request.kind).body, request.body or b""))
-            if isinstance(body, GeneratingBody) and body.stream:
-                return await transcript_of(self._service, request)
+            if begun or (isinstance(body, GeneratingBody) and body.stream):
+                return await prepared_here(self._service, request)
         except ZooError as error:
-            _log.warning("request %s ends without its stream: %s", request.id, error)
+            _log.warning("request %s ends without its stream and the tokens of its prompt: %s", request.id, error)
         return None
 
 
-async def transcript_of(service: Service, request: DurableRequest) -> Transcript:
-    """Return what words the answer of a stored request here, whichever server runs it. Raises as `prepare_served`."""
+async def prepared_here(service: Service, request: DurableRequest) -> Prepared:
+    """Return a stored request as this server words it, whichever runs it. Raises as `prepare_served`."""
     seconds = request.created // 10**9
     receipt = Receipt(request.id, seconds, 0, request.seed, request.model, request.principal)
-    return Transcript(await prepare_served(service, form_of_kind(request.kind).body, request.body or b"", receipt))
+    return await prepare_served(service, form_of_kind(request.kind).body, request.body or b"", receipt)
 
 
 def close_with(run: DurableRun, answer: StoredAnswer) -> None:

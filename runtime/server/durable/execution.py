@@ -18,6 +18,7 @@ from runtime.frontend.errors import RequestError
 from runtime.queueing.records import DurableRequest, StoredAnswer
 from runtime.server.answers.forms import form_of_kind
 from runtime.server.context import Service
+from runtime.server.durable.charging import usage_of, usage_of_events
 from runtime.server.durable.endings import Endings
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
@@ -25,7 +26,7 @@ from runtime.server.durable.transcript import AddedEvents, Chunk, Transcript, jo
 from runtime.server.durable.turns import Turns
 from runtime.server.interfaces import EventStream
 from runtime.server.openai.responses import as_request_error
-from runtime.server.request_runner import Meter, Prepared, charge, failure, prepare_served
+from runtime.server.request_runner import Meter, Prepared, failure, prepare_served
 from runtime.types import SequenceRequest, TokenEvent
 from zoo.errors import StoreError, Unavailable, ZooError
 
@@ -95,6 +96,7 @@ class Execution:
             # One that no server has begun has none. Many such lines come at once, and a query each would take the
             # interpreter from the event loop.
             past = await self._store.events(request.id) if request.version else []
+            run.used = partial(usage_of_events, self._service, request, past)
             arrival = arrival_of(request, time.monotonic_ns(), time.time_ns())
             seconds = request.created // 10**9
             receipt = Receipt(request.id, seconds, arrival, request.seed, request.model, request.principal)
@@ -103,6 +105,7 @@ class Execution:
             )
             _check_version(request, prepared, bool(past))
         transcript = Transcript(prepared)
+        run.used = partial(usage_of, self._service, prepared)
         run.publish(transcript.opening)
         if past:
             run.publish((await self._service.in_worker(partial(transcript.add_events, past))).chunks)
@@ -164,8 +167,6 @@ class Execution:
                         return
         finally:
             meter.abort_unfinished()
-            if not self._service.gate.closed:  # else the next server goes on with it, and counts it whole
-                charge(self._service, prepared)
 
 
 def _check_version(request: DurableRequest, prepared: Prepared, begun: bool) -> None:

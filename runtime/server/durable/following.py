@@ -8,7 +8,7 @@ from functools import partial
 from runtime.queueing import requests
 from runtime.queueing.records import ENDED, decode_events
 from runtime.server.context import Service
-from runtime.server.durable.endings import Endings, transcript_of
+from runtime.server.durable.endings import Endings, prepared_here
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
 from runtime.server.durable.transcript import Transcript
@@ -60,4 +60,4 @@ class Follower:
         stored = await self._store.read(partial(requests.get, request=request))
         if stored is None:
             raise LookupError(request)
-        return await transcript_of(self._service, stored)
+        return Transcript(await prepared_here(self._service, stored))

@@ -28,10 +28,14 @@ class QueueCollector(Collector):
             )
             for state, count in self._durable.store.counts().items():
                 requests.add_metric([state], count)
+            uncounted = GaugeMetricFamily(
+                "blockzoo:queue_uncounted", "Ended requests of clients' keys that the catalogue has not charged yet."
+            )
+            uncounted.add_metric([], self._durable.store.uncounted())
             counts = self._durable.store.journal.counts
         except StoreError:  # the other metrics are wanted most when the queue fails
             return
-        yield requests
+        yield from (requests, uncounted)
         for name, documentation, value in (
             ("blockzoo:queue_commits", "Transactions of the queue's journal.", counts.commits),
             ("blockzoo:queue_commit_seconds", "Seconds that they took.", counts.seconds),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from runtime.frontend.errors import RequestError
 from runtime.queueing.records import Kind, StoredAnswer
+from runtime.queueing.usage import RequestUsage
 from runtime.server.durable.transcript import Chunk, joined
 
 
@@ -21,6 +22,7 @@ class DurableRun:
         delivered: Set once the broker has given the request to this server.
         stored: Set once the store has the request, or the run is over.
         elsewhere: Another server runs it, and the task reads what that one writes.
+        used: Returns what its client is charged if it ends now.
     """
 
     def __init__(self, id: str, kind: Kind, principal: str, digest: bytes) -> None:
@@ -34,6 +36,7 @@ class DurableRun:
         self.delivered = asyncio.Event()
         self.stored = asyncio.Event()
         self.elsewhere = False
+        self.used: Callable[[], RequestUsage | None] = lambda: None
         self._chunks: list[Chunk] = []
         self._over = False
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -11,10 +11,11 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from runtime.queueing import requests, servers
+from runtime.queueing import requests, servers, usage
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
 from runtime.queueing.records import DurableRequest, State, StoredAnswer, decode_events, encode_events
+from runtime.queueing.usage import RequestUsage
 from runtime.types import TokenEvent
 from zoo.errors import StoreError
 
@@ -79,6 +80,11 @@ class RequestStore:
             found = requests.counts(connection)
         return {"waiting": found.get("queued", 0), "running": found.get("running", 0), "dead": found.get("dead", 0)}
 
+    def uncounted(self) -> int:
+        """Return the number of ended requests of which the queue still keeps the usage. It waits, as `counts`."""
+        with self.database.reading() as connection:
+            return usage.count(connection)
+
     async def put(self, request: DurableRequest) -> bool:
         """Store a request. Returns False, with nothing changed, if one of its id is there."""
 
@@ -117,13 +123,13 @@ class RequestStore:
         payloads = await self.read(partial(requests.events, request=request))
         return decode_events(request, payloads)
 
-    async def finish(self, request: str, state: State, answer: StoredAnswer) -> bool:
-        """End a request with its answer. Returns False, with nothing changed, if it has ended."""
-        end = partial(requests.finish, request=request, state=state, given=answer, now=time.time_ns())
+    async def finish(self, request: str, state: State, answer: StoredAnswer, used: RequestUsage | None = None) -> bool:
+        """End a request with its answer and its usage. Returns False, with nothing changed, if it has ended."""
+        end = partial(requests.finish, request=request, state=state, given=answer, now=time.time_ns(), used=used)
         return await self.journal.write(end)
 
-    async def abort(self, request: str, answer: StoredAnswer, events: int | None) -> bool:
-        """Cancel a request, whichever server runs it, with an answer that was made from so many events, or from none.
+    async def abort(self, request: str, answer: StoredAnswer, events: int, used: RequestUsage | None = None) -> bool:
+        """Cancel a request, whichever server runs it, with an answer and usage that were made from so many events.
 
         Returns False, with nothing changed, if it has ended or has more events by now.
         """
@@ -131,7 +137,7 @@ class RequestStore:
         def work() -> bool:  # not in a transaction of the journal, which may hold rows that another server waits for
             with self.database.writing() as connection:
                 now = time.time_ns()
-                return requests.finish(connection, request, "cancelled", answer, now, events)
+                return requests.finish(connection, request, "cancelled", answer, now, events, used)
 
         return await asyncio.to_thread(work)
 

@@ -2,6 +2,9 @@
 
 The catalogue is read and written every `PAUSE` seconds on a thread of its own: a new key or price is known, and a
 revoked one refused, after that time at most. Several servers of one store count together, each behind by as much.
+
+What requests use is counted in memory until then (`charge`). That of durable requests is kept in the queue with their
+answers (`usage_of`, `settle`), and comes to the catalogue from there (`Outbox`); bounds count it from its end on.
 """
 
 from __future__ import annotations
@@ -11,26 +14,28 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple, NoReturn
 
 from runtime.frontend.errors import RequestError, overloaded
+from runtime.queueing.usage import RequestUsage
+from runtime.server.keys.outbox import FoldResult, Outbox, usage_of_keys
 from runtime.server.keys.rates import RequestBucket
+from runtime.server.keys.usage_sums import UsageByModel, each_usage, merge_usage, move_usage
 from zoo.catalog import Reader
 from zoo.errors import ZooError
 from zoo.keys import principal_of
-from zoo.money import ModelPrice, cost_text
+from zoo.money import MOST_COST, ModelPrice, cost_text
 from zoo.records import Budget, ClientKey, KeyUsage, Period
 from zoo.store import Store
 
 _log = logging.getLogger("blockzoo.server")
-#: Usage of some keys: name -> day and model -> what was used.
-UsageByModel = dict[str, dict[tuple[str, str], KeyUsage]]
-
 PAUSE = 1.0
+#: Seconds for which an exchange with the catalogue waits for the queue, if there is one.
+QUEUE_SECONDS = 5.0
 
 
 def _utc_day() -> str:
@@ -38,14 +43,28 @@ def _utc_day() -> str:
 
 
 class KeyBook:
-    """Belongs to the event loop, but for `find` and `rules`, which any thread may call."""
+    """Belongs to the event loop, but for `find` and `rules`, which any thread may call.
+
+    Args:
+        clock: Returns seconds.
+        day: Returns the day (UTC, as 2026-01-31).
+        outbox: What durable requests have used; None: there are none.
+    """
 
     def __init__(
-        self, store: Store, clock: Callable[[], float] = time.monotonic, day: Callable[[], str] = _utc_day
+        self,
+        store: Store,
+        clock: Callable[[], float] = time.monotonic,
+        day: Callable[[], str] = _utc_day,
+        outbox: Outbox | None = None,
     ) -> None:
         self._store = store
+        self._outbox = outbox
         self._clock, self._day = clock, day
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="zoo-keys")
+        #: A thread of its own: a queue that does not answer must not keep the catalogue from being followed.
+        self._folder = ThreadPoolExecutor(1, thread_name_prefix="zoo-usage")
+        self._folds: asyncio.Future[FoldResult] | None = None
         self._keys: Mapping[str, ClientKey] = {}
         self._buckets: dict[str, RequestBucket] = {}
         self._prices: Mapping[str, ModelPrice] = {}
@@ -53,6 +72,10 @@ class KeyBook:
         self._read_on = ""
         self._sent: UsageByModel = {}
         self._pending: UsageByModel = {}
+        #: What the queue keeps and `_recorded` may lack: of this server, that which is being folded, and of the rest.
+        self._settled: UsageByModel = {}
+        self._folding: UsageByModel = {}
+        self._others: UsageByModel = {}
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         #: What each key has used of this server since its start.
@@ -70,7 +93,8 @@ class KeyBook:
         self._over.set()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._folder):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def find(self, given: Iterable[str]) -> ClientKey | None:
         """Return the valid key of which one of these texts is the secret."""
@@ -109,10 +133,33 @@ class KeyBook:
         """
         key = self._keys.get(principal)
         if key is not None and (prompt_tokens or generated_tokens):
-            price = self._prices.get(model) or self._prices.get("")
-            cost = 0 if price is None else price.cost_of(prompt_tokens, generated_tokens, cached_tokens)
-            day, tokens = self._day(), (prompt_tokens, generated_tokens)
-            self._add(KeyUsage(key.name, day, 0, *tokens, model, 1, cost, cached_tokens))
+            tokens = (prompt_tokens, generated_tokens)
+            cost = self._cost(model, *tokens, cached_tokens)
+            self._add(KeyUsage(key.name, self._day(), 0, *tokens, model, 1, cost, cached_tokens))
+
+    def usage_of(
+        self, principal: str, model: str, prompt_tokens: int, generated_tokens: int, cached_tokens: int = 0
+    ) -> RequestUsage | None:
+        """Return what the queue is to keep with the answer of a durable request that ends now; None for no usage.
+
+        It counts once the queue has it and `settle` was called. Args: as of `charge`.
+        """
+        if self._outbox is None or not (prompt_tokens or generated_tokens):
+            return None
+        tokens = (prompt_tokens, generated_tokens, cached_tokens)
+        cost = min(self._cost(model, *tokens), MOST_COST)
+        return RequestUsage(principal, model, self._day(), *tokens, cost, self._outbox.new_id())
+
+    def settle(self, used: RequestUsage) -> None:
+        """Count what the queue keeps from now on."""
+        key = self._keys.get(used.principal)
+        for each in usage_of_keys({} if key is None else {key.principal: key.name}, [used]):
+            merge_usage(self._settled, each)
+            self._add_total(each)
+
+    def _cost(self, model: str, prompt_tokens: int, generated_tokens: int, cached_tokens: int) -> int:
+        price = self._prices.get(model) or self._prices.get("")
+        return 0 if price is None else price.cost_of(prompt_tokens, generated_tokens, cached_tokens)
 
     def _check(self, key: ClientKey, budget: Budget) -> None:
         """Raise RequestError 429 if a budget is used up."""
@@ -137,18 +184,23 @@ class KeyBook:
         return found
 
     def _used(self, name: str, period: Period) -> KeyUsage:
-        """Return what a key has used today or this month: what the catalogue has, and what is not in there yet."""
+        """Return what a key has used today or this month: what the catalogue has, and what is not in there yet, in
+        memory or in the queue.
+        """
         shown = _shown(period, self._day())
         recorded = self._recorded.get(period, {}) if _shown(period, self._read_on) == shown else {}
         used = recorded.get(name) or KeyUsage(name, shown)
-        for usage in (self._sent, self._pending):
+        for usage in (self._sent, self._pending, self._settled, self._folding, self._others):
             for (day, _), more in usage.get(name, {}).items():
                 if _shown(period, day) == shown:
                     used = used.plus(more)
         return used
 
     def _add(self, used: KeyUsage) -> None:
-        _merge(self._pending, used)
+        merge_usage(self._pending, used)
+        self._add_total(used)
+
+    def _add_total(self, used: KeyUsage) -> None:
         self.totals[used.name] = self.totals.get(used.name, KeyUsage(used.name, used.day)).plus(used)
 
     async def _follow(self) -> None:
@@ -168,14 +220,44 @@ class KeyBook:
         """Record what was used since the last time, and read keys, prices and the usage of day and month."""
         day = self._day()
         self._sent, self._pending = self._pending, {}
+        self._folding, self._settled = self._settled, {}
+        folded: FoldResult | None = None
         try:
-            loop, sent = asyncio.get_running_loop(), tuple(_each(self._sent))
+            loop, sent = asyncio.get_running_loop(), tuple(each_usage(self._sent))
+            folded = await self._fold()
             found = await loop.run_in_executor(self._thread, self._record, sent, day)
         except BaseException:  # it was not recorded
-            for each in _each(self._sent):
-                _merge(self._pending, each)
-            self._sent = {}
+            move_usage(self._sent, self._pending)
+            self._end_folding(folded, False)
             raise
+        self._take_page(found, day)
+        self._end_folding(folded, folded is not None and folded.whole)
+
+    async def _fold(self) -> FoldResult | None:
+        """Bring what the queue keeps to the catalogue; None while that does not end."""
+        if self._outbox is None or (self._folds is not None and not self._folds.done()):
+            return None
+        loop = asyncio.get_running_loop()
+        self._folds = loop.run_in_executor(self._folder, self._outbox.fold, self._store.catalog)
+        await asyncio.wait((self._folds,), timeout=QUEUE_SECONDS)
+        if self._folds.done():
+            return self._folds.result()
+        _log.warning("what durable requests have used waits: the queue or the catalogue does not answer")
+        return None
+
+    def _end_folding(self, folded: FoldResult | None, counted: bool) -> None:
+        """Note what the queue still keeps. `counted`: all that it kept when folding began is in `_recorded`."""
+        if counted:
+            self._folding, self._others = {}, {}
+            return
+        move_usage(self._folding, self._settled)
+        if folded is not None and folded.others is not None:
+            names = {principal: key.name for principal, key in self._keys.items()}
+            self._others = {}
+            for each in usage_of_keys(names, folded.others):
+                merge_usage(self._others, each)
+
+    def _take_page(self, found: _BookPage, day: str) -> None:
         self._keys = {key.principal: key for key in found.keys}
         self._prices = {price.model: price for price in found.prices}
         self._recorded = {
@@ -211,13 +293,3 @@ def _recorded(reader: Reader, day: str) -> _BookPage:
 def _shown(period: Period, day: str) -> str:
     """Return a day, or the month that it is in."""
     return day if period == "day" else day[: len("2026-01")]
-
-
-def _each(usage: UsageByModel) -> Iterator[KeyUsage]:
-    for of_key in usage.values():
-        yield from of_key.values()
-
-
-def _merge(usage: UsageByModel, used: KeyUsage) -> None:
-    of_key, place = usage.setdefault(used.name, {}), (used.day, used.model)
-    of_key[place] = of_key.get(place, KeyUsage(used.name, used.day, model=used.model)).plus(used)

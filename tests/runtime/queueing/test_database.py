@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,13 +12,15 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect, text, update
+from sqlalchemy import Connection, create_engine, inspect, text, update
 
-from runtime.queueing import requests, servers
+from runtime.queueing import requests, servers, usage
 from runtime.queueing.database import _ADVISORY_LOCK, LeaseLost, QueueDatabase
+from runtime.queueing.journal import Journal
 from runtime.queueing.schema import QueueRow
 from tests import postgres
 from tests.runtime.queueing.test_requests import GIVEN_UP, NOW, made
+from tests.runtime.queueing.test_usage import used
 from tests.runtime.server.harness import eventually
 from zoo.errors import InputError, StoreBusy, StoreError
 
@@ -101,6 +104,32 @@ def _shape(target: str) -> dict[str, list[str]]:
     return shape
 
 
+def without_usage(connection: Connection) -> None:
+    """Take out what version 3 of the tables has added."""
+    connection.execute(text("DROP TABLE queue_usage"))
+    connection.execute(text("ALTER TABLE queue DROP COLUMN name"))
+
+
+def test_tables_of_version_2_are_migrated_and_each_queue_gets_a_name_of_its_own(target: str, tmp_path: Path) -> None:
+    wanted, names = _shape(target), set[str]()
+    for _ in range(2):
+        queue = QueueDatabase(target, patience=30)
+        with queue.writing() as connection:
+            names.add(usage.queue_name(connection))
+            without_usage(connection)
+            connection.execute(update(QueueRow).values(version=2))
+        queue.close()
+    assert _shape(target) == wanted
+    with closing(QueueDatabase(target)) as queue, queue.writing() as connection:
+        names.add(usage.queue_name(connection))
+        requests.put(connection, [made(1, state="running")])
+        assert requests.finish(connection, "cmpl-1", "done", GIVEN_UP, NOW, used=used("a"))
+        assert usage.kept(connection, ["p"], 9) == [used("a")]
+    with closing(QueueDatabase(tmp_path / "another")) as queue, queue.reading() as connection:
+        names.add(usage.queue_name(connection))
+    assert len(names) == 4 and "" not in names
+
+
 def test_tables_of_version_1_are_migrated_with_their_rows(target: str) -> None:
     queue = QueueDatabase(target)
     with queue.writing() as connection:
@@ -113,6 +142,7 @@ def test_tables_of_version_1_are_migrated_with_their_rows(target: str) -> None:
             connection.execute(text(f"ALTER TABLE {table} DROP COLUMN owner"))
         connection.execute(text("ALTER TABLE queue_requests DROP COLUMN begun"))
         connection.execute(text("DROP TABLE queue_servers"))
+        without_usage(connection)
         connection.execute(update(QueueRow).values(version=1))
     with suppress(StoreError):
         queue.close()  # it has no part to end any more
@@ -246,6 +276,26 @@ def test_a_server_of_version_1_keeps_others_out(shared: str) -> None:
         with pytest.raises(StoreBusy, match="older version"):
             QueueDatabase(shared, patience=0.2)
     engine.dispose()
+
+
+@pytest.mark.postgres
+def test_a_session_that_ends_within_a_transaction_fails_all_writes_of_it_as_the_stores_errors(shared: str) -> None:
+    """Else a request would end with a defect of the server: with the store's error it is put down and tried again."""
+    queue = QueueDatabase(shared)
+
+    async def write() -> None:
+        journal = Journal(queue, gather=0.05)
+        ended = journal.write(lambda c: c.execute(text("SELECT pg_terminate_backend(pg_backend_pid())")).all())
+        event = journal.append("cmpl-1", 0, b"a")
+        for outcome in await asyncio.gather(ended, event, return_exceptions=True):
+            assert isinstance(outcome, StoreError), repr(outcome)
+        assert await journal.append("cmpl-1", 0, b"a")
+        await journal.close()
+
+    with queue.writing() as connection:
+        requests.put(connection, [made(1, state="running")])
+    asyncio.run(write())
+    queue.close()
 
 
 @pytest.mark.postgres

@@ -5,6 +5,6 @@ version is never edited.
 """
 
 #: The newest version.
-HEAD = "0006"
+HEAD = "0007"
 #: Table in which a database records its version.
 VERSION_TABLE = "zoo_schema_version"

@@ -15,13 +15,17 @@ goes on:
     claiming  so: in the transaction that writes the rows of what was delivered, and claims them
     claimed   so: they are claimed, and nothing of them runs
     ack       so: its answer is stored, and its message not acknowledged
+    fold      with `--store`: in the catalogue's transaction that counts what the queue has kept
+    folded    so: it is counted, and the queue still has it
+    unfolded  so: the queue has dropped it, and the catalogue still has its marks
     plan      with `--crowded`: an order of the waiting requests is being searched
     swap-out  so: K and V of a request that gives way are in host memory, and count as such next
     swap-in   so: they are on the device again, and count as such next
     load      so: a model has been loaded in the place of another one
 
-`--unjournalled` publishes without writing (the negative control). `--crowded` serves two models of which one fits, with
-pages for few requests, in a planned order.
+`--store FOLDER` takes the keys of a store's clients, and `--flush SECONDS` says how often usage is exchanged with its
+catalogue; `--linger SECONDS` pass between a point and the death there. `--unjournalled` publishes without writing (the
+negative control). `--crowded` serves two models of which one fits, with pages for few requests, in a planned order.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
@@ -46,16 +50,19 @@ from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.driver.plan_thread import PlanThread
 from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, ServerConfig
 from runtime.frontend.tokenizer import adapt_core
-from runtime.queueing import requests
+from runtime.queueing import requests, usage
 from runtime.queueing.broker import RabbitIntake
 from runtime.queueing.database import QueueDatabase
 from runtime.server.app import build_app
 from runtime.server.durable.store import RequestStore
+from runtime.server.keys import key_book
 from runtime.server.openai.sse import Outlet
 from runtime.server.run_server import address_of, bind, serve
 from runtime.types import ModelSpec
 from tests.runtime.cluster.whole import WholeEngine, blocks_of, chain_of, inline
 from tests.runtime.server.harness import BASE, FINE, FakeSource
+from zoo.catalog import Writer
+from zoo.store import Store
 
 
 def before(owner: Any, name: str, act: Callable[[], None]) -> None:
@@ -105,6 +112,9 @@ POINTS: dict[str, tuple[Callable[[Any, str, Callable[[], None]], None], Any, str
     "claiming": (after, requests, "claim"),
     "claimed": (after, RabbitIntake, "_claim_came"),
     "ack": (before, RabbitIntake, "ack"),
+    "fold": (after, Writer, "fold_usage"),
+    "folded": (before, usage, "drop"),
+    "unfolded": (before, Writer, "drop_folded"),
     "plan": (before, PlanThread, "_solve"),
     "swap-out": (before, HostCopies, "copied_out"),
     "swap-in": (before, HostCopies, "copied_in"),
@@ -112,7 +122,7 @@ POINTS: dict[str, tuple[Callable[[Any, str, Callable[[], None]], None], Any, str
 }
 
 
-def arm(point: str, at: int, victim: int | None) -> None:
+def arm(point: str, at: int, victim: int | None, linger: float) -> None:
     """Kill this process, or a group of other ones, when it comes by a point for the `at`th time."""
     passed = 0
 
@@ -122,6 +132,7 @@ def arm(point: str, at: int, victim: int | None) -> None:
         if passed == at and victim is not None:
             os.killpg(victim, signal.SIGKILL)
         elif passed == at:
+            time.sleep(linger)
             os.kill(os.getpid(), signal.SIGKILL)
 
     patch, owner, name = POINTS[point]
@@ -164,21 +175,30 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--crowded", action="store_true")
     parser.add_argument("--broker")
     parser.add_argument("--lease", type=float, default=10.0)
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--linger", type=float, default=0.0)
+    parser.add_argument("--flush", type=float, default=0.05)
     given = parser.parse_args(arguments)
     if given.die is not None:
-        arm(given.die, given.at, given.victim)
+        arm(given.die, given.at, given.victim, given.linger)
     if given.unjournalled:
         forget_events()
     specs = [replace(BASE, blocks=("shared", f"own-base{given.salt}"))]
     if given.crowded:
         specs.append(replace(FINE, blocks=("shared", f"own-fine{given.salt}")))
     source = FakeSource(adapt_core(Tokenizer.from_file(str(given.tokenizer / "tokenizer.json")), None), specs)
-    config = ServerConfig(durable="all" if given.all else "keyed", drain_seconds=20, broker=given.broker)
+    store = None if given.store is None else Store.open(given.store)
+    own = None if store is None else "the-server's-own"
+    durable: Literal["keyed", "all"] = "all" if given.all else "keyed"
+    config = ServerConfig(
+        durable=durable, drain_seconds=20, broker=given.broker, api_key=own, client_keys=store is not None
+    )
+    key_book.PAUSE = given.flush
     bound = bind("127.0.0.1", 0)
     queue = QueueDatabase(given.queue, patience=60, lease=given.lease)
     whole = WholeEngine(specs, 512, pace=lambda _: time.sleep(given.pace))
     with crowded(specs, given.pace) if given.crowded else inline(whole) as driver:
-        app = build_app(driver, [source.served(spec) for spec in specs], source, config, queue=queue)
+        app = build_app(driver, [source.served(spec) for spec in specs], source, config, queue=queue, store=store)
         serve(app, config, bound, lambda: print(address_of(bound), flush=True))
     queue.close()
 
