@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tests.runtime.scheduler.anything import Anything
-from tests.runtime.scheduler.lending.test_negotiation import random_schedule
+from tests.runtime.scheduler.lending.test_negotiation_at_random import random_schedule
 
 KINDS: dict[str, Callable[[int], Anything]] = {
     "apart": lambda seed: Anything(seed=seed, apart=True),
