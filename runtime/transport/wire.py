@@ -42,7 +42,7 @@ _MAX_ARRAYS = 1 << 20
 #: Several arrays up to this total are copied into one frame: a frame costs more than copying a few kilobytes.
 _JOINED_BYTES = 1 << 20
 #: Most bytes of a body that is looked up in the cache of decoded messages (`_read_again`).
-_AGAIN_BYTES = 192
+_AGAIN_BYTES = 512
 
 _MAGIC = b"BZoo"
 _PREAMBLE = struct.Struct("<4sHxxQ")
@@ -197,7 +197,7 @@ def _envelope(body: memoryview) -> _Announced:
     return _read_again(bytes(body)) if len(body) <= _AGAIN_BYTES else _decoder.decode(body)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _read_again(body: bytes) -> _Announced:
     """Decode a short body, with a cache: most are the same ForwardRowsDelta or AttendLoans. Errors are not cached."""
     return _decoder.decode(body)
