@@ -27,8 +27,9 @@ from torch import Tensor
 from benchmarks.reports import deliver
 from runtime.config import EngineConfig
 from runtime.engine.attention.interface import AttentionSettings, Tokens
-from runtime.engine.attention.partial import PartialAttention, attend_partly, merge_parts
+from runtime.engine.attention.partial import PartialAttention, attend_partly
 from runtime.engine.kernels.paged_attention import native_attention
+from runtime.engine.layers.operations import NativeOperations
 from runtime.engine.models.registry import kernels_for
 from runtime.engine.step.context import AttentionBackend, PagedMetadata, RowSpan
 from runtime.kv.pool import Geometry, PagePool
@@ -43,7 +44,7 @@ class LongContext:
         kernels = kernels_for(EngineConfig())
         if kernels is None:
             raise RuntimeError("there are no native kernels on this machine")
-        self._make = native_attention(kernels)
+        self._make, self._merge = native_attention(kernels), NativeOperations(kernels).merge
         self.queries, self._pages = queries, torch.randperm(context // _PAGE)
         half = _PAGE * kv_heads * _WIDTH * dtype.itemsize
         self._pool = PagePool(2 * half * len(self._pages), half)
@@ -69,8 +70,12 @@ class LongContext:
         ends = [len(self._pages) * part // parts for part in range(parts + 1)]
         return [self.part(lo, hi) for lo, hi in pairwise(ends)]
 
-    def attend(self, parts: list[AttentionBackend]) -> PartialAttention:
-        return merge_parts([attend_partly(each, 0, self._now) for each in parts])
+    def attend(self, parts: list[AttentionBackend]) -> Tensor:
+        room, out = PartialAttention.empty(self._now.query, len(parts)), torch.empty(self._now.query.shape)
+        for at, each in enumerate(parts):
+            attend_partly(each, 0, self._now, room.part(at))
+        self._merge(room.values, room.sums, out, None)
+        return out
 
     def attend_whole(self, whole: AttentionBackend) -> Tensor:
         out = torch.zeros(self._now.query.shape)
@@ -92,7 +97,7 @@ def measure(given: argparse.Namespace, kv_heads: int, queries: int, dtype: str) 
     exact = made.attend_whole(whole)
     for count in given.parts:
         parts = made.cut(count)
-        error = float((made.attend(parts).out - exact).abs().max())
+        error = float((made.attend(parts) - exact).abs().max())
         pairs = [
             (timed(partial(made.attend, parts)), timed(partial(made.attend_whole, whole))) for _ in range(given.rounds)
         ]

@@ -181,10 +181,11 @@ class AwayAttention:
             _put(room, where, self._attend_here(layer, now._replace(query=query), learns))
         for each, where in zip(asked, places[1:], strict=True):
             _put(room, where, self._answer(each, now))
-        if self._everything and out.is_contiguous() and out.dtype in (torch.float32, torch.float64):
+        dtype = torch.float32 if sums is None else torch.float64
+        if self._everything and out.is_contiguous() and out.dtype == dtype:
             self._merge(room.values, room.sums, out, sums)
             return
-        whole = torch.empty(query.shape, dtype=torch.float32 if sums is None else torch.float64, device=query.device)
+        whole = torch.empty(query.shape, dtype=dtype, device=query.device)
         if sums is None:
             self._merge(room.values, room.sums, whole, None)
         else:

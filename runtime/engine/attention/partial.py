@@ -13,8 +13,6 @@ cap. A part without tokens for a query has zeros and the exponent minus infinity
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,11 +58,6 @@ class PartialAttention:
         total = self.sums[..., :1]
         return (self.values / torch.where(total > 0, total, 1.0)).float()
 
-    @property
-    def lse(self) -> Tensor:
-        """Natural logarithm of the sum of exponentiated scores, float64 [tokens, heads]."""
-        return (self.sums[..., 1] + torch.log2(self.sums[..., 0])) * math.log(2)
-
 
 def values_dtype(device: torch.device) -> torch.dtype:
     """Return in which dtype a device sends values: float32 from GPUs, whose attention is not exact to more."""
@@ -106,11 +99,3 @@ def merge(values: Tensor, sums: Tensor) -> PartialAttention:
         out += values[part] * factor[..., None]
         total += sums[part, ..., 0] * factor
     return PartialAttention(out, torch.stack((total, most), -1))
-
-
-def merge_parts(parts: Mapping[int, PartialAttention] | Sequence[PartialAttention]) -> PartialAttention:
-    """Merge parts in the order in which they are given, or of the tokens that they begin with."""
-    given = [parts[at] for at in sorted(parts)] if isinstance(parts, Mapping) else list(parts)
-    if not given:
-        raise ValueError("there is at least one part")
-    return merge(torch.stack([each.values for each in given]), torch.stack([each.sums for each in given]))

@@ -126,10 +126,11 @@ def pieces(
         step: Page sets at multiples of which it is cut where there is a choice (`cut_step`).
     """
     end = max((each.groups[1] for each in here), default=0) + coming
-    here = _in_steps(here, step)
+    anywhere, here = here, _in_steps(here, step)
     if shape == "tokens":
-        cuts = (step, 1) if step > 1 else (1,)  # the last one where no device has room for a step
-        return [piece for cut in cuts if (piece := _of_all_layers(here, need, coming, cut)) is not None]
+        # The last one where there is no whole step, or no device has room for one.
+        cuts = [(here, step), (anywhere, 1)] if step > 1 else [(here, 1)]
+        return [piece for some, cut in cuts if (piece := _of_all_layers(some, need, coming, cut)) is not None]
     runs = [each for each in here if each.pages]
     begun = max((each for each in runs if each.groups[0]), key=lambda each: each.pages, default=None)
     whole = max((each for each in runs if not each.groups[0]), key=lambda each: each.pages, default=None)

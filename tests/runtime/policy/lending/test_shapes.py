@@ -112,6 +112,11 @@ def test_page_sets_are_lent_in_whole_steps_where_there_is_one() -> None:
     )
 
 
+def test_page_sets_of_all_layers_are_lent_where_no_whole_step_is_in_all() -> None:
+    here = [rectangle((0, 1), (0, 5)), rectangle((1, 2), (3, 7))]
+    assert only(pieces("tokens", here, 1, 0, 9, 4)).first(9) == rectangle((0, 2), (3, 5))
+
+
 def test_what_comes_back_begins_at_a_whole_step() -> None:
     assert (last_groups(0, 12, 5, 4), last_groups(0, 12, 8, 4), last_groups(4, 12, 99, 4)) == (8, 4, 4)
     assert last_groups(0, 12, 3, 4) == 9, "less than a step, if that is all that there is room for"
