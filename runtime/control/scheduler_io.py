@@ -78,8 +78,15 @@ class SolvePlan:
     method: PlanMethod
 
 
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a TimeReached at a time of the driver's clock in ns, or soon after it."""
+
+    at: int
+
+
 SchedulerCommand = (
-    SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered | RolesChanged | PoolCommand
+    SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered | RolesChanged | PoolCommand | WakeAt
 )
 
 
@@ -166,6 +173,11 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeReached:
+    """Signal that the time of a WakeAt has come."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServeModel:
     """Serve a new model, or a new version of one: the same name with another `Chain.version` and `Chain.loaded_as`.
 
@@ -224,6 +236,7 @@ SchedulerEvent = (
     | SetRoles
     | AgentDown
     | Tick
+    | TimeReached
     | ServeModel
     | WithdrawModel
     | PlanSolved

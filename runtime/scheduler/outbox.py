@@ -21,6 +21,7 @@ from runtime.control.scheduler_io import (
     RolesChanged,
     SchedulerCommand,
     SolvePlan,
+    WakeAt,
 )
 from runtime.messages import (
     CloseSequences,
@@ -130,7 +131,7 @@ class CommandOutbox:
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
-        self._updated: list[ModelUpdated | MoveAnswered | RolesChanged | SolvePlan | PoolCommand] = []
+        self._updated: list[ModelUpdated | MoveAnswered | RolesChanged | SolvePlan | PoolCommand | WakeAt] = []
 
     def load(
         self,
@@ -259,6 +260,10 @@ class CommandOutbox:
     def solve(self, command: SolvePlan) -> None:
         """Have a plan solved beside the scheduler."""
         self._updated.append(command)
+
+    def wake_at(self, at: int) -> None:
+        """Have a TimeReached sent at a time in ns."""
+        self._updated.append(WakeAt(at))
 
     def tell_pool(self, command: PoolCommand) -> None:
         """Send a query or a denial to the managers of the pool."""

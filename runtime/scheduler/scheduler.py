@@ -42,6 +42,7 @@ from runtime.control.scheduler_io import (
     ServeModel,
     SetRoles,
     Tick,
+    TimeReached,
     WithdrawModel,
 )
 from runtime.control.trace_events import TraceEvents
@@ -220,6 +221,9 @@ class Scheduler:
                 self._seating.sample_lengths()
                 if self._order is not None:
                     self._order.review(now)
+            case TimeReached():
+                if self._order is not None:
+                    self._order.end_rests(now)
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
             case ResumeSequence():

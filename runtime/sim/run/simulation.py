@@ -51,6 +51,8 @@ from runtime.control.scheduler_io import (
     SchedulerEvent,
     SolvePlan,
     Tick,
+    TimeReached,
+    WakeAt,
 )
 from runtime.messages import PROTOCOL, SCHEDULER, AgentHello, Message
 from runtime.scheduler.observe.replay_log import Handler
@@ -165,6 +167,8 @@ class Simulation:
                 self.ledger.add_events(command.events, now)
             elif type(command) is ReplaceAgent:
                 self._replace(command.device)
+            elif type(command) is WakeAt:
+                self.clock.at(command.at, EventClass.TICK, (self._handle_at_scheduler, TimeReached()))
             elif type(command) is SolvePlan:
                 found = solved(command)
                 self.clock.at(now + found.took_ns, EventClass.ARRIVED, (self._handle_at_scheduler, found))

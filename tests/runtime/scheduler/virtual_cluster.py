@@ -42,7 +42,16 @@ from runtime.control.agent_io import (
     VerifyActivations,
     WritePages,
 )
-from runtime.control.scheduler_io import AbortSequence, AddRequest, AgentDown, EmitTokens, ReplaceAgent, Tick
+from runtime.control.scheduler_io import (
+    AbortSequence,
+    AddRequest,
+    AgentDown,
+    EmitTokens,
+    ReplaceAgent,
+    Tick,
+    TimeReached,
+    WakeAt,
+)
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, expected
 from runtime.loans import LoanEngine
@@ -274,6 +283,8 @@ class VirtualCluster:
                     self.post("scheduler", to, message, arrays)
                 case EmitTokens(events):
                     self.hear(events)
+                case WakeAt(at):
+                    self.at(at, lambda: self.tell(TimeReached()))
                 case ReplaceAgent(device):
                     if self.replace:
                         self.at(self.now + self.restart, lambda device=device: self.bring_up(device))
