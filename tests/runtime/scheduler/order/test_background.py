@@ -125,7 +125,7 @@ def test_a_step_of_lines_is_short_while_requests_come_now_and_then() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_a_device_rests_after_steps_of_lines_so_that_requests_wait_for_few_of_them(tokens: int) -> None:
-    """Lines of one token are prompts alone. A request that came at any moment would wait for half of the share: 7 ms."""
+    """Lines of one token are prompts alone. A request that came at any moment would wait for half the share: 7 ms."""
     made, steps = cluster(0.2), list[tuple[int, int]]()
 
     def timed(plan: Any) -> int:
