@@ -221,9 +221,8 @@ class Scheduler:
                 self._seating.sample_lengths()
                 if self._order is not None:
                     self._order.review(now)
-            case TimeReached():
-                if self._order is not None:
-                    self._order.end_rests(now)
+            case TimeReached() if self._order is not None:
+                self._order.end_rests(now)
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
             case ResumeSequence():

@@ -60,7 +60,7 @@ class StepCosts:
         """Return by how much a prompt of so many tokens makes a step longer."""
         return 1e9 * self._cost.at((0.0, 1.0, float(max(tokens - 1, 0))))
 
-    def of(self, rows: int, prompt: int) -> float:
+    def step_with_prompts(self, rows: int, prompt: int) -> float:
         """Return the time of a step of so many rows, with so many tokens of prompts beside one token of each row."""
         return 1e9 * self._cost.at((1.0, float(rows), float(prompt)))
 

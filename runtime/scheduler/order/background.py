@@ -102,8 +102,6 @@ class BackgroundRows:
             prompts = [each for each in background if each.phase != "decode"]
             costs = [self._prompt(known, each) for each in prompts]
             beside = [each for each in here.values() if not is_background(each) and _is_active(each)]
-            if beside:
-                known.rests = 0
             resting = now < known.rests
             if resting or not known.costs.known:
                 rows, known.spare = (0, 0.0) if resting or beside else (len(decoding), None)
@@ -118,8 +116,7 @@ class BackgroundRows:
                 self._let_run(each, at < rows)
             for each, cost in zip(prompts, costs, strict=True):
                 self._let_run(each, not resting and (len(here) == len(background) or self._pays(known, cost)))
-            has_time = not resting and (not here or known.spare is None or (known.held or 0.0) <= known.spare)
-            if known.held is not None and has_time:
+            if known.held is not None and (known.spare is None or known.held <= known.spare):
                 known.held, self._state.changed = None, True
             run = next((each for each in background if not each.waits.behind), None)
             if known.rested and run is not None:
@@ -127,13 +124,12 @@ class BackgroundRows:
             known.rested = False
 
     def review_all(self) -> None:
-        """Review all devices with sequences next, but those with rows under way, after which they are reviewed.
+        """Review all devices with sequences next.
 
         No rows return where an interactive one is paused, or where a background one that was left out was moved to.
         """
         for device in self._state.devices:
-            here = device.passing.here.values()
-            if here and not any(map(_is_under_way, here)):
+            if device.passing.here:
                 self._known(device.name)
                 self._due.add(device.name)
 
@@ -170,7 +166,7 @@ class BackgroundRows:
         rows, most = len(done.seqs), max(done.counts)
         if most <= self._state.config.stride:
             return most * costs.step(rows)
-        return costs.of(rows, sum(done.counts) - rows)
+        return costs.step_with_prompts(rows, sum(done.counts) - rows)
 
     def _known(self, device: str) -> _DeviceShare:
         if device not in self._devices:

@@ -158,7 +158,7 @@ class Simulation:
         else:
             begin = time.process_time()
             commands = self._scheduler.handle(event, now)
-            self._count(event, time.process_time() - begin)
+            self.cost.add_call(event, time.process_time() - begin)
         said: dict[str, list[Send]] = {}
         for command in commands:
             if type(command) is Send:
@@ -174,13 +174,6 @@ class Simulation:
                 self.clock.at(now + found.took_ns, EventClass.ARRIVED, (self._handle_at_scheduler, found))
         for device, sends in said.items():
             self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._hear_all, device, sends))
-
-    def _count(self, event: object, seconds: float) -> None:
-        self.cost.calls += 1
-        self.cost.seconds += seconds
-        self.cost.slowest = max(self.cost.slowest, seconds)
-        name = type(event).__name__
-        self.cost.by_event[name] = self.cost.by_event.get(name, 0) + 1
 
     def _tick(self) -> None:
         busy = sum(node.busy for node in self.nodes.values())

@@ -22,6 +22,7 @@ from runtime.agent.agent import Agent
 from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, Block, Chain, Likeness, StageEngine, Surrogate, devices_of
 from runtime.config import AgentConfig, ClusterConfig
+from runtime.control import scheduler_io
 from runtime.control.agent_io import (
     ActivationsVerified,
     CopyIn,
@@ -42,16 +43,7 @@ from runtime.control.agent_io import (
     VerifyActivations,
     WritePages,
 )
-from runtime.control.scheduler_io import (
-    AbortSequence,
-    AddRequest,
-    AgentDown,
-    EmitTokens,
-    ReplaceAgent,
-    Tick,
-    TimeReached,
-    WakeAt,
-)
+from runtime.control.scheduler_io import AbortSequence, AddRequest, AgentDown, EmitTokens, ReplaceAgent, Tick
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, expected
 from runtime.loans import LoanEngine
@@ -183,9 +175,7 @@ class VirtualCluster:
         for _ in range(most):
             if not self._heap or (until is not None and self._heap[0][0] > until):
                 return
-            self.now, _, act = heapq.heappop(self._heap)
-            act()
-            self.check()
+            self.run_one()
         raise AssertionError(f"still busy after {most} events")
 
     def run_one(self) -> None:
@@ -283,8 +273,8 @@ class VirtualCluster:
                     self.post("scheduler", to, message, arrays)
                 case EmitTokens(events):
                     self.hear(events)
-                case WakeAt(at):
-                    self.at(at, lambda: self.tell(TimeReached()))
+                case scheduler_io.WakeAt(at):
+                    self.at(at, lambda: self.tell(scheduler_io.TimeReached()))
                 case ReplaceAgent(device):
                     if self.replace:
                         self.at(self.now + self.restart, lambda device=device: self.bring_up(device))

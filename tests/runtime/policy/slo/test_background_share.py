@@ -68,4 +68,4 @@ def test_costs_of_steps_are_fitted() -> None:
         costs.add(rows, prompt, int(4 * MS + rows * MS // 2 + prompt * MS // 4))
     assert costs.known and abs(costs.step(10) - 9 * MS) < MS / 4
     assert abs(costs.prompt(25) - 6.5 * MS) < MS / 4
-    assert abs(costs.of(3, 24) - 11.5 * MS) < MS / 4
+    assert abs(costs.step_with_prompts(3, 24) - 11.5 * MS) < MS / 4

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from runtime.config import ClusterConfig, OrderConfig
-from runtime.control.scheduler_io import PauseSequence
+from runtime.control.scheduler_io import PauseSequence, WakeAt
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.scheduler.order.background import BackgroundRows
 from runtime.types import BACKGROUND, SequenceRequest
@@ -23,8 +24,8 @@ def step(plan: Any) -> int:
     return 4 * MS + sum(len(row.tokens) for row in plan.rows) * MS // 4 if plan.rows else 0
 
 
-def cluster(share: float, plan: Any = "off", pages: int = 4000) -> VirtualCluster:
-    config = ClusterConfig(max_num_seqs=32, background_share=share, order=OrderConfig(plan))
+def cluster(share: float, plan: Any = "off", pages: int = 4000, chunk: int = 256) -> VirtualCluster:
+    config = ClusterConfig(max_num_seqs=32, background_share=share, prefill_chunk=chunk, order=OrderConfig(plan))
     return VirtualCluster((M,), devices=1, pages=pages, config=config, costs=step, latency=MS // 100)
 
 
@@ -123,10 +124,10 @@ def test_a_step_of_lines_is_short_while_requests_come_now_and_then() -> None:
     assert max(each for at, each in steps if at >= 60_000) > 100 * MS
 
 
-@pytest.mark.parametrize("tokens", [1, 40])
-def test_a_device_rests_after_steps_of_lines_so_that_requests_wait_for_few_of_them(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "chunk"), [(1, 256), (1, 16), (40, 256)])
+def test_a_device_rests_after_steps_of_lines_so_that_requests_wait_for_few_of_them(tokens: int, chunk: int) -> None:
     """Lines of one token are prompts alone. A request that came at any moment would wait for half the share: 7 ms."""
-    made, steps = cluster(0.2), list[tuple[int, int]]()
+    made, steps = cluster(0.2, chunk=chunk), list[tuple[int, int]]()
 
     def timed(plan: Any) -> int:
         steps.append((made.now, step(plan)))
@@ -144,6 +145,24 @@ def test_a_device_rests_after_steps_of_lines_so_that_requests_wait_for_few_of_th
     assert rests > 300 * MS if tokens == 1 else rests >= 0, (
         "steps of 28 rows without prompts are shorter than the share"
     )
+
+
+def test_the_scheduler_asks_for_no_time_while_there_are_no_lines() -> None:
+    made, asked = cluster(0.02), list[object]()
+    carry_out = made.carry_out
+
+    def seen(commands: Iterable[Any]) -> None:
+        commands = list(commands)
+        asked.extend(each for each in commands if isinstance(each, WakeAt))
+        carry_out(commands)
+
+    made.carry_out = seen  # type: ignore[method-assign]
+    ask_interactive(made, 9, 100 * MS, 0)
+    made.run(until=2000 * MS)
+    assert not asked
+    ask_lines(made, 2, 12, 2000 * MS)
+    made.run(until=4000 * MS)
+    assert asked
 
 
 def test_lines_go_on_after_a_rest_without_any_other_event() -> None:
@@ -196,7 +215,6 @@ def test_a_line_that_was_left_out_goes_on_where_it_was_moved_to() -> None:
     made.run(until=50 * MS)
     state, moved = made.scheduler._state, made.scheduler._state.running["line0"]
     moved.stay_behind(True)
-    moved.flying = False
     rows = BackgroundRows(state, 0.1)
     rows.review_all()
     rows.review(made.now)
