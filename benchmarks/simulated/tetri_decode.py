@@ -27,7 +27,7 @@ from runtime.sim.experiments.preset import LOADED, STILL
 from runtime.sim.experiments.run import play
 from runtime.sim.experiments.scenario import Scenario, scenario_of
 from runtime.sim.models.family import family_of
-from runtime.sim.workload.requests import Demand
+from runtime.sim.workload.requests import Demand, RequestClass
 
 #: Most tokens of a prompt and its answer.
 LONGEST = 2048
@@ -89,12 +89,14 @@ class DecodeCase(NamedTuple):
         pool: Tokens of K and V that a device holds; 0: what the weights leave.
         rate: Requests per second, of each device that decodes where it is chosen among several; 0: all at once.
         clients: Clients that ask one request after another instead; 0: none.
+        order: The order of what waits (`--plan`), by the deadline of the first token if it has any.
     """
 
     lengths: str = "long"
     pool: int = 0
     rate: float = 0.0
     clients: int = 0
+    order: str = "off"
 
 
 #: What the choice is measured with, by default.
@@ -172,11 +174,14 @@ def scenario(decoders: int, net: str = "nvlink3", pool: int = 0, context: int = 
 
 def decoded(
     decoders: int, requests: int, rate: float, seed: int, spread: LengthSpread = CHAT, pool: int = 0,
-    clients: int = 0, **policy: Any,
+    clients: int = 0, order: str = "off", **policy: Any,
 ) -> DecodeRun:  # fmt: skip
     """Run requests on so many devices that decode."""
-    made = scenario(decoders, pool=pool, context=spread.context, **policy)
+    made = scenario(decoders, pool=pool, context=spread.context, order={"plan": order}, **policy)
     asked = replace(demand("opt-13b", requests, rate, seed, spread), clients=clients)
+    if order != "off":
+        objective = RequestClass("first", ttft_slo_ms=round(GOOD[0] * 1000))
+        asked = replace(asked, classes=(objective,), kind=np.zeros(len(asked), dtype=np.int64))
     played = play(made, "decode", asked)
     ledger = played.ledger
     arrived, first, ended, gap = (
@@ -202,7 +207,7 @@ def admission(
         return [
             decoded(
                 decoders, requests, 0.0 if load.clients else load.rate, seed, SPREADS[load.lengths], load.pool,
-                load.clients, **settings, lengths={**lengths, "seed": seed},
+                load.clients, load.order, **settings, lengths={**lengths, "seed": seed},
             )
             for seed in seeds
         ]  # fmt: skip
@@ -220,7 +225,7 @@ def choice(
         return [
             decoded(
                 count, each * count, load.rate * count, seed, SPREADS[load.lengths], load.pool,
-                **settings, lengths={**KNOWLEDGE["predicted"], "seed": seed},
+                order=load.order, **settings, lengths={**KNOWLEDGE["predicted"], "seed": seed},
             )
             for seed in seeds
         ]  # fmt: skip
@@ -258,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, nargs="+", default=[],
                         help="requests per second: 5 (admission); of each device, 0: all at once (choice)")  # fmt: skip
     parser.add_argument("--clients", type=int, nargs="+", default=[0], help="instead, clients (admission)")
+    parser.add_argument("--plan", nargs="+", default=["off"], help="order of what waits, as of zoo serve")
     parser.add_argument("--requests", type=int, default=400, help="requests (admission)")
     parser.add_argument("--known", choices=KNOWLEDGE, nargs="+", default=list(KNOWLEDGE), help="lengths (admission)")
     parser.add_argument("--rules", choices=RULES, nargs="+", default=list(RULES), help="rules (admission)")
@@ -270,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds, chooses = range(given.seeds), given.study == "choice"
     lengths, rates = given.lengths or ["chat" if chooses else "long"], given.rate or [0.0 if chooses else 5.0]
     documents = []
-    for load in map(DecodeCase._make, product(lengths, given.pool, rates, given.clients)):
+    for load in map(DecodeCase._make, product(lengths, given.pool, rates, given.clients, given.plan)):
         found: Mapping[Any, Mapping[str, Sequence[DecodeRun]]] = (
             choice(seeds, given.decoders, load, given.each, load_reports_ms=given.reports)
             if chooses
