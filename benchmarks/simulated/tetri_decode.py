@@ -216,8 +216,9 @@ def admission(
 
 
 def choice(
-    seeds: Sequence[int], decoders: Sequence[int], load: DecodeCase = CHATS, each: int = 32, **decode: Any
-) -> dict[int, dict[str, list[DecodeRun]]]:
+    seeds: Sequence[int], decoders: Sequence[int], load: DecodeCase = CHATS, each: int = 32,
+    rules: Sequence[str] = CHOICES, **decode: Any,
+) -> dict[int, dict[str, list[DecodeRun]]]:  # fmt: skip
     """Return the runs of each rule for each number of devices that decode."""
 
     def runs(count: int, rule: str) -> list[DecodeRun]:
@@ -230,7 +231,7 @@ def choice(
             for seed in seeds
         ]  # fmt: skip
 
-    return {count: {rule: runs(count, rule) for rule in CHOICES} for count in decoders}
+    return {count: {rule: runs(count, rule) for rule in rules} for count in decoders}
 
 
 def no_worse(better: Sequence[DecodeRun], worse: Sequence[DecodeRun]) -> int:
@@ -249,9 +250,9 @@ def _show(title: str, found: Mapping[Any, Mapping[str, Sequence[DecodeRun]]]) ->
             good = {rule: np.mean([run.good for run in runs]) for rule, runs in some.items()}
             others = [rate for rule, rate in good.items() if rule in ("static", "dynamic")]
             print(f"{key:>10} good/s of peak by the better of static and dynamic: {good['peak'] / max(others):.3f}")
-        if "po2" in some:
-            print(f"{key:>10} po2 no worse than random in {no_worse(some['po2'], some['random'])} seeds, random than "
-                  f"worst in {no_worse(some['random'], some['worst'])}", flush=True)  # fmt: skip
+        pairs = [pair for pair in (("po2", "random"), ("random", "worst"), ("po2", "load")) if set(pair) <= set(some)]
+        for one, two in pairs:
+            print(f"{key:>10} {one} takes no longer than {two} in {no_worse(some[one], some[two])} seeds", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -266,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plan", nargs="+", default=["off"], help="order of what waits, as of zoo serve")
     parser.add_argument("--requests", type=int, default=400, help="requests (admission)")
     parser.add_argument("--known", choices=KNOWLEDGE, nargs="+", default=list(KNOWLEDGE), help="lengths (admission)")
-    parser.add_argument("--rules", choices=RULES, nargs="+", default=list(RULES), help="rules (admission)")
+    parser.add_argument("--rules", choices=RULES + CHOICES, nargs="+", default=[], help="all of the study's")
     parser.add_argument("--decoders", type=int, nargs="+", default=[2, 4, 8], help="devices that decode (choice)")
     parser.add_argument("--each", type=int, default=32, help="requests for each device (choice)")
     parser.add_argument("--reports", type=int, default=0, help="period of reports of loads in ms (choice)")
@@ -275,12 +276,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     seeds, chooses = range(given.seeds), given.study == "choice"
     lengths, rates = given.lengths or ["chat" if chooses else "long"], given.rate or [0.0 if chooses else 5.0]
-    documents = []
+    rules, documents = given.rules or (CHOICES if chooses else RULES), []
     for load in map(DecodeCase._make, product(lengths, given.pool, rates, given.clients, given.plan)):
         found: Mapping[Any, Mapping[str, Sequence[DecodeRun]]] = (
-            choice(seeds, given.decoders, load, given.each, load_reports_ms=given.reports)
+            choice(seeds, given.decoders, load, given.each, rules, load_reports_ms=given.reports)
             if chooses
-            else admission(seeds, load, given.requests, int(given.apart), given.known, given.rules)
+            else admission(seeds, load, given.requests, int(given.apart), given.known, rules)
         )
         if given.json:
             documents.append({**load._asdict(), "runs": {

@@ -148,10 +148,9 @@ class ClusterDriver(BaseDriver):
         Returns why that cannot be, or None. Nothing is loaded again or restarted. It is done on this thread, which
         waits for no other one. Raises Unavailable once the driver is dead.
         """
-        with self._changed:
-            if self._death is not None:
-                raise Unavailable(self._death)
-            return self._scheduler_loop.set_roles(roles)
+        if self._death is not None:
+            raise Unavailable(self._death)
+        return self._scheduler_loop.set_roles(roles)
 
     def pause(self, request: str, expected: int | None = None) -> int:
         """Pause a request's sequences until `resume`; return how many there are, 0 for an unknown request.

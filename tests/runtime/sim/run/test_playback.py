@@ -9,7 +9,11 @@ import pytest
 
 from runtime.sim.experiments.run import play
 from runtime.sim.experiments.scenario import Scenario, scenario_of
+from runtime.sim.results.recorder import RunRecorder
+from runtime.sim.run.clock import EventClass, VirtualClock
+from runtime.sim.run.playback import Playback
 from runtime.sim.workload.requests import Demand
+from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 
 PAGES = {"page_layers": 32, "page_tokens": 128}
 CLUSTER = {"servers": [2], "disk": "nvlink3"}
@@ -47,3 +51,19 @@ def test_clients_ask_no_sooner_than_a_request_is_due() -> None:
     ledger = play(made, "blocks", asked(made, [100.0, 100.0, 500.0, 500.0, 500.0], 2)).ledger
     assert list(ledger.arrived[:4]) == [100 * 10**9] * 2 + [500 * 10**9] * 2
     assert ledger.arrived[4] == min(ledger.ended[2:4])
+
+
+def test_a_request_arrives_when_its_client_asks() -> None:
+    """Deadlines count from there: two clients whose requests take 5 ns each."""
+    clock, ledger, arrived = VirtualClock(), RunRecorder(), list[tuple[int, int]]()
+
+    def arrive(request: SequenceRequest) -> None:
+        arrived.append((clock.now, request.arrival))
+        end = TokenEvent(request.seq, request.request, 0, None, finish="stop")
+        clock.at(clock.now + 5, EventClass.TICK, (ledger.add_events, [end], clock.now + 5))
+
+    playback = Playback(clock, ledger, arrive)
+    names = [f"r{number}" for number in range(6)]
+    playback.begin((SequenceRequest(name, name, "m", (1,), SamplingParams(1), arrival=3) for name in names), 2)
+    playback.play(None)
+    assert arrived == [(at, at) for at in (3, 3, 8, 8, 13, 13)]
