@@ -57,8 +57,11 @@ class Driver(Protocol):
 
     def resume(self, request: str) -> int: ...
 
-    async def set_roles(self, roles: Mapping[str, str]) -> str | None:
-        """Change what agents run, by their names; return why that cannot be, with nothing changed, or None."""
+    def set_roles(self, roles: Mapping[str, str]) -> str | None:
+        """Change what agents run, by their names; return why that cannot be, with nothing changed, or None.
+
+        It waits for nothing but a lock, so that event loops may call it.
+        """
         ...
 
     def models(self) -> tuple[ModelSpec, ...]: ...

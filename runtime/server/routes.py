@@ -109,7 +109,7 @@ class ZooRoutes:
             roles = msgspec.json.decode(await read_body(request, _ROLES_BYTES), type=dict[str, RoleName])
         except msgspec.MsgspecError as error:
             raise RequestError(f"The body must give agents their roles: {error}", code="invalid_roles") from None
-        if (why := await self._service.driver.set_roles(roles)) is not None:
+        if (why := self._service.driver.set_roles(roles)) is not None:
             raise RequestError(f"Nothing was changed: {why}.", status=409, code="roles_refused")
         return reply({"roles": roles})
 

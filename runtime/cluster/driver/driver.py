@@ -13,7 +13,6 @@ both. HTTP, text, tensors and processes are handled elsewhere.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,18 +142,15 @@ class ClusterDriver(BaseDriver):
         """
         return self._answer(self._scheduler_loop.move(seq, blocks, target))
 
-    async def set_roles(self, roles: Mapping[str, str]) -> str | None:
+    def set_roles(self, roles: Mapping[str, str]) -> str | None:
         """Change what agents run (`policy.roles.role`), by their names, all of them or none.
 
-        Returns why that cannot be, or None. Nothing is loaded again or restarted. No third thread waits for the answer:
-        each one more would have to get the interpreter from the busy ones first. Raises Unavailable once the driver is
-        dead.
+        Returns why that cannot be, or None. Nothing is loaded again or restarted. It is done on this thread, which
+        waits for no other one. Raises Unavailable once the driver is dead.
         """
-        answer = asyncio.wrap_future(self._scheduler_loop.set_roles(roles))
-        while not (await asyncio.wait((answer,), timeout=TICK))[0]:
-            if self._death is not None:
-                raise Unavailable(self._death)
-        return answer.result()
+        if self._death is not None:
+            raise Unavailable(self._death)
+        return self._scheduler_loop.set_roles(roles)
 
     def pause(self, request: str, expected: int | None = None) -> int:
         """Pause a request's sequences until `resume`; return how many there are, 0 for an unknown request.

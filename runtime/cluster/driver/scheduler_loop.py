@@ -3,9 +3,9 @@
     agents.receive, agents.look -> Scheduler.handle <- requests     Send -> agents    EmitTokens -> streams
                                                                     ModelUpdated -> pending updates
 
-The scheduler is called on this thread only, under a lock that is never held while anything waits; other threads take
-the lock to read the scheduler. The loop ends on request, when no model can run any more, or by a defect; then `died` is
-called once, with the reason.
+The scheduler is called under a lock that is never held while anything waits, on this thread, but for changes of roles:
+these run on the caller's (`set_roles`). Other threads take the lock to read the scheduler. The loop ends on request,
+when no model can run any more, or by a defect; then `died` is called once, with the reason.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from heapq import heappop, heappush
 
 from runtime.cluster.agents.pool import AgentPool
@@ -91,7 +92,9 @@ class SchedulerLoop:
         self._scheduler, self._remote_agents, self._clock, self._died = scheduler, remote_agents, clock, died
         self._changed, self._routes = changed, routes
         self._changes, self.unavailable_models = PendingUpdates(), UnavailableModels()
+        #: What other threads have asked for; so many of the first calls are those of `_put_first`.
         self._asked: deque[Callable[[int], None]] = deque()
+        self._firsts = 0
         self._arrivals: deque[SequenceRequest] = deque()
         # Models that are all there at once need no plans (`scheduler.order.plan_problem`).
         plans = scheduler.plans is not None and scheduler.residency.on
@@ -160,11 +163,22 @@ class SchedulerLoop:
         self.run_soon(lambda now: self._move(seq, blocks, target, answer, now))
         return answer
 
-    def set_roles(self, roles: Mapping[str, str]) -> Future[str | None]:
-        """Change roles of devices; the future gets why that cannot be, or None."""
-        answer: Future[str | None] = Future()
-        self.run_soon(lambda now: self._set_roles(SetRoles(tuple(roles.items())), answer, now))
-        return answer
+    def set_roles(self, roles: Mapping[str, str]) -> str | None:
+        """Change roles of devices at once; return why that cannot be, or None.
+
+        Nothing waits for a turn of the scheduler's thread, and for the cores that it would need. What follows from the
+        change is carried out there, before anything that is handled later. A defect ends the loop, and is raised.
+        """
+        with self._changed:
+            try:
+                commands = self._handle(SetRoles(tuple(roles.items())), self._clock())
+            except BaseException as error:
+                self._put_first(partial(_raise, error))
+                raise
+            changed = [each for each in commands if isinstance(each, RolesChanged)]
+            if rest := [each for each in commands if not isinstance(each, RolesChanged)]:
+                self._put_first(partial(self._carry_out, rest))
+        return next((each.error for each in changed), "") or None
 
     def pause(self, request: str, expected: int | None) -> Future[int]:
         """Pause a request's sequences; the future gets their number."""
@@ -198,6 +212,7 @@ class SchedulerLoop:
             now = self._clock()
             told += self._remote_agents.look()
             # Requests first: what they change holds for the rows that go on because of the messages.
+            self._firsts = 0
             for _ in range(len(self._asked)):
                 self._asked.popleft()(now)
             self._handle_events(told, now)
@@ -296,10 +311,11 @@ class SchedulerLoop:
         self._carry_out(commands, now)
         answer.set_result(next((each.error for each in commands if isinstance(each, MoveAnswered)), "") or None)
 
-    def _set_roles(self, event: SetRoles, answer: Future[str | None], now: int) -> None:
-        commands = self._handle(event, now)
-        self._carry_out(commands, now)
-        answer.set_result(next((each.error for each in commands if isinstance(each, RolesChanged)), "") or None)
+    def _put_first(self, act: Callable[[int], None]) -> None:
+        """Queue a call for the scheduler's thread: before others, behind calls of this kind. The lock is held."""
+        self._asked.insert(self._firsts, act)
+        self._firsts += 1
+        self._remote_agents.wake()
 
     def _run_for_request(self, request: str, event: Callable[[str], PauseSequence | ResumeSequence]) -> Future[int]:
         answer: Future[int] = Future()
@@ -344,3 +360,7 @@ class SchedulerLoop:
     def _known_final(self, name: str) -> bool:
         device = self._scheduler.devices.get(name)
         return device is None or device.final
+
+
+def _raise(error: BaseException, now: int) -> None:
+    raise error

@@ -84,15 +84,20 @@ class EngineDeployment:
         self._waits: dict[str, int] = {}
         self._playback = Playback(self.clock, self.ledger, self._arrive)
 
-    def run(self, requests: Iterable[SequenceRequest], progress: Callable[[int], None] | None = None) -> RunRecorder:
-        """Run until every request has ended. Raises InputError if an engine fits no device."""
+    def run(
+        self, requests: Iterable[SequenceRequest], progress: Callable[[int], None] | None = None, clients: int = 0
+    ) -> RunRecorder:
+        """Run until every request has ended. Raises InputError if an engine fits no device.
+
+        `clients`: most requests at a time (`Demand.clients`).
+        """
         for group in self._groups.values():
             need = self._need(group)
             if need > max(self._memory.values()):
                 raise InputError(f"an engine of {group.name} needs {need:,} bytes, and no device has so many")
             if plan_start(self.engines, self._memory, need, 0, 0) is not None:
                 self._start(group)
-        self._playback.begin(requests)
+        self._playback.begin(requests, clients)
         self.clock.at(self._tick_ns, EventClass.TICK, (self._tick,))
         self._playback.play(progress)
         return self.ledger

@@ -39,7 +39,7 @@ def play_engines(
     """Run a baseline on a demand. Raises InputError as `deploy`."""
     made = deploy(scenario, policy)
     begin, used = time.perf_counter(), time.process_time()
-    ledger = made.run(demand.requests(), progress)
+    ledger = made.run(demand.requests(), progress, demand.clients)
     seconds, used = time.perf_counter() - begin, time.process_time() - used
     devices = made.devices
     hosts = {id(each.host): each.host for each in devices.values()}.values()

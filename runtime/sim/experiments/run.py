@@ -182,7 +182,7 @@ def _played(
 ) -> Played:
     begin, used = time.perf_counter(), time.process_time()
     with _uncollected():
-        ledger = simulation.run(demand.requests(adaptive), faults, progress)
+        ledger = simulation.run(demand.requests(adaptive), faults, progress, demand.clients)
     seconds, used = time.perf_counter() - begin, time.process_time() - used
     nodes = simulation.nodes
     return Played(

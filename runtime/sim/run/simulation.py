@@ -120,6 +120,7 @@ class Simulation:
         requests: Iterable[SequenceRequest],
         faults: Sequence[tuple[int, str]] = (),
         progress: Callable[[int], None] | None = None,
+        clients: int = 0,
     ) -> RunRecorder:
         """Run until every request has ended.
 
@@ -127,12 +128,13 @@ class Simulation:
             requests: In order of `arrival`.
             faults: Devices that die: (time in ns, name).
             progress: Called now and then with the number of requests that have ended since the last call.
+            clients: Most requests at a time (`Demand.clients`).
         """
         for name in self.nodes:
             self._join(name)
         for at, name in faults:
             self.clock.at(at, EventClass.TICK, (self._die, name))
-        self._playback.begin(requests)
+        self._playback.begin(requests, clients)
         if self._pace.tick:
             self.clock.at(self._pace.tick, EventClass.TICK, (self._tick,))
         for place, name in enumerate(self.nodes if self._pace.report else ()):

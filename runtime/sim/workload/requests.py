@@ -48,6 +48,8 @@ class Demand:
         at: ns since the start.
         model: Index in `models`.
         prompt, answer: Tokens.
+        clients: Clients that ask one request after another: what is due when so many run comes when one has ended. 0:
+            every request comes when it is due.
     """
 
     models: tuple[str, ...]
@@ -57,6 +59,7 @@ class Demand:
     answer: Numbers
     classes: tuple[RequestClass, ...] = ()
     kind: Numbers | None = None
+    clients: int = 0
 
     def __len__(self) -> int:
         return len(self.at)
