@@ -77,10 +77,11 @@ def test_a_time_that_the_scheduler_asks_for_is_reached_at_that_time():
 
     class Asking:
         def handle(self, event: Any, now: int) -> Any:
-            commands = told(event, now)
             if isinstance(event, TimeReached):
                 reached.append(now)
-            elif isinstance(event, AddRequest):
+                return []
+            commands = told(event, now)
+            if isinstance(event, AddRequest):
                 asked.append(now + 1234)
                 commands = [*commands, WakeAt(now + 1234)]
             return commands
