@@ -41,14 +41,14 @@ _numbers = count()
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class StepCost:
     """Milliseconds per step by the clock, and of the processor by thread."""
 
     step: float
     processor: Mapping[str, float]
 
 
-def take_turn(driver: ClusterDriver, model: str, free: int, bound: int, tokens: int, temperature: float) -> StepTimes:
+def take_turn(driver: ClusterDriver, model: str, free: int, bound: int, tokens: int, temperature: float) -> StepCost:
     """Run rows together to the end. Raises RuntimeError where one ends before its tokens."""
     rows = free + bound
     prompts = torch.randint(3, 1000, (rows, _PROMPT), generator=torch.Generator().manual_seed(rows)).tolist()
@@ -73,7 +73,7 @@ def take_turn(driver: ClusterDriver, model: str, free: int, bound: int, tokens: 
         raise RuntimeError(f"{seen[tokens - 1]} of {rows} answers have {tokens} tokens")
     steps = (tokens - 2) / 1000
     used = {name: (seconds - before.get(name, 0.0)) / steps for name, seconds in after.items()}
-    return StepTimes((ended - began) / steps, used)
+    return StepCost((ended - began) / steps, used)
 
 
 def processor_times() -> dict[str, float]:
@@ -100,7 +100,7 @@ def measure(
     half = batch // 2
     sides = {"free": (batch, 0), "control": (batch, 0), "mixed": (batch - half, half), "bound": (0, batch)}
     draw = random.Random(0)
-    taken: dict[str, list[StepTimes]] = {side: [] for side in sides}
+    taken: dict[str, list[StepCost]] = {side: [] for side in sides}
     for number in range(rounds + 1):
         for side in draw.sample(list(sides), len(sides)):
             turn = take_turn(driver, model, *sides[side], tokens, temperature)
@@ -130,7 +130,7 @@ def measure(
     }
 
 
-def _total(turn: StepTimes) -> float:
+def _total(turn: StepCost) -> float:
     return sum(turn.processor.values())
 
 
