@@ -264,8 +264,8 @@ def test_a_line_that_its_batchs_end_has_stopped_is_charged_what_the_journal_has_
         client(server, secret) as http,
         opened_at_last(gate),
     ):
-        batch = submit(http, [1, 50], "24h" if how == "cancelled" else "3s")
-        assert eventually(lambda: gate.steps == 6 and len(server.unfinished()) == 1)
+        batch = submit(http, [1, 50], "24h" if how == "cancelled" else "6s")
+        assert eventually(lambda: [journalled(server, each) > 0 for each in server.unfinished()] == [True])
         if how == "cancelled":
             assert http.post(f"/v1/batches/{batch}/cancel").status_code == 200
         assert eventually(lambda: status_of(http, batch) == how)
@@ -273,7 +273,7 @@ def test_a_line_that_its_batchs_end_has_stopped_is_charged_what_the_journal_has_
         (left,) = map(json.loads, http.get(f"/v1/files/{error}/content").text.splitlines())
     assert left["error"]["code"] == f"batch_{how}" and left["response"] is None
     (generated,) = spy.events.values()
-    assert generated in (4, 5)  # its first step may have been one later than that of the other line
+    assert 0 < generated <= 5
     assert counted(store) == (2, 6, 1 + generated)
 
 
