@@ -4,7 +4,8 @@ SQLite: WAL, foreign keys on, synchronous=FULL (a commit survives a power cut). 
 IMMEDIATE: SQLite refuses one that reads first and writes later as busy at once, whatever the timeout.
 
 PostgreSQL: writers take an advisory lock. So on both databases there is one writer at a time; readers see one snapshot
-and never wait.
+and never wait. A statement fails after about `SILENT_SECONDS` in which its server cannot be reached, and with it the
+transaction: a writer keeps the ones behind it no longer where its network hangs.
 
 The catalogue and the queue of requests are kept in such databases; nothing here depends on their tables.
 """
@@ -24,6 +25,11 @@ from zoo.errors import StoreBusy, StoreError, StoreFull
 
 #: Seconds that a writing transaction waits for the one before it.
 BUSY_SECONDS = 60
+#: Seconds for which a PostgreSQL server may send nothing: neither acknowledge what it is sent, nor answer probes, nor
+#: take a connection. Well below what a writer waits.
+SILENT_SECONDS = 20
+#: Drivers that pass libpq's options on.
+_LIBPQ = frozenset({"psycopg", "psycopg2"})
 _WRITING = "blockzoo_writing"
 _SYNCHRONOUS = "blockzoo_synchronous"
 
@@ -104,7 +110,7 @@ class Database:
         try:
             parsed = make_url(url)
             if parsed.get_backend_name() != "sqlite":
-                return self._limited(create_engine(parsed, pool_pre_ping=True))
+                return self._limited(create_engine(parsed, pool_pre_ping=True, connect_args=network_options(parsed)))
             if parsed.database in (None, "", ":memory:"):
                 raise StoreError(f"the {self._name} cannot live in memory: name a database file")
             engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS})
@@ -135,6 +141,24 @@ class Database:
         if code == "SQLITE_FULL" or code == "53100":
             return StoreFull(f"no space left for the {self._name}")
         return StoreError(f"the {self._name}'s database failed: {_first_line(error.orig or error)}")
+
+
+def network_options(url: URL) -> dict[str, int]:
+    """Return the driver's options for connections that hang: those that libpq has and the URL does not give itself.
+
+    They have no effect on Unix-domain sockets; `tcp_user_timeout` has none but on Linux.
+    """
+    if url.get_backend_name() != "postgresql" or url.get_driver_name() not in _LIBPQ:
+        return {}
+    options = {
+        "connect_timeout": SILENT_SECONDS,
+        "keepalives": 1,
+        "keepalives_idle": SILENT_SECONDS // 2,
+        "keepalives_interval": SILENT_SECONDS // 4,
+        "keepalives_count": 2,
+        "tcp_user_timeout": SILENT_SECONDS * 1000,
+    }
+    return {name: value for name, value in options.items() if name not in url.query}
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

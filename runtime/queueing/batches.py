@@ -128,9 +128,13 @@ def leave(connection: Connection, owner: int) -> None:
     connection.execute(update(_batches).where(_batches.c.owner == owner).values(owner=None))
 
 
-def running(connection: Connection, ids: Collection[str]) -> set[str]:
-    """Return those of some batches that may run lines."""
+def running(connection: Connection, ids: Collection[str], hold: bool = False) -> set[str]:
+    """Return those of some batches that may run lines. `hold`: their status does not change before this transaction is
+    over.
+    """
     query = select(_batches.c.id).where(_batches.c.id.in_(ids), _batches.c.status.in_(("validating", "in_progress")))
+    if hold:
+        query = query.order_by(_batches.c.id).with_for_update(read=True)
     return set(connection.execute(query).scalars()) if ids else set()
 
 

@@ -93,6 +93,13 @@ def unfinished(connection: Connection, batches: bool | None = None) -> list[Dura
     return [_request(row) for row in connection.execute(query).mappings()]
 
 
+def begun_lines(connection: Connection, batch: str) -> list[DurableRequest]:
+    """Return the lines of a batch that any server has begun and that have not ended, in order, without their bodies."""
+    lines = (_requests.c.batch == batch) & _requests.c.state.in_(_UNENDED) & (_requests.c.version != "")
+    query = select(*_HEAD).where(lines).order_by(_requests.c.line)
+    return [_request(row) for row in connection.execute(query).mappings()]
+
+
 def recover(connection: Connection, given: StoredAnswer, now: int) -> list[str]:
     """Queue the requests that servers left running when they died; return the ids of those that are given up instead.
 

@@ -29,23 +29,7 @@ import jsonschema
 
 from benchmarks.queue.servers import KillableServer, serving
 from benchmarks.reports import deliver
-from benchmarks.serving.constrained.schemas import Schema, make_schemas
-
-#: A schema of which no answer ends within the tokens of a round.
-_ENDLESS: Schema = {
-    "type": "array",
-    "minItems": 500,
-    "items": {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 30},
-            "kind": {"enum": ["cat", "dog", "bird"]},
-            "size": {"type": "number", "minimum": 0, "maximum": 100},
-        },
-        "required": ["name", "kind", "size"],
-        "additionalProperties": False,
-    },
-}
+from benchmarks.serving.constrained.schemas import ENDLESS, Schema, make_schemas
 
 
 def main() -> None:
@@ -162,7 +146,7 @@ def _round(server: KillableServer, model: str, free: int, bound: int, tokens: in
             "temperature": temperature,
             "seed": number,
         }
-        body |= {"ignore_eos": True} if number < free else {"guided_json": _ENDLESS}
+        body |= {"ignore_eos": True} if number < free else {"guided_json": ENDLESS}
         with httpx.Client(base_url=server.address, timeout=600, trust_env=False) as http:
             begin = time.perf_counter()
             done = http.post("/v1/completions", json=body).json()

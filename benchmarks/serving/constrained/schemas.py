@@ -11,6 +11,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Schema = dict[str, Any]
+#: A schema of which no answer ends within a few hundred tokens.
+ENDLESS: Schema = {
+    "type": "array",
+    "minItems": 500,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 30},
+            "kind": {"enum": ["cat", "dog", "bird"]},
+            "size": {"type": "number", "minimum": 0, "maximum": 100},
+        },
+        "required": ["name", "kind", "size"],
+        "additionalProperties": False,
+    },
+}
 _WORDS = ("name", "kind", "city", "size", "color", "count", "price", "date", "email", "code", "notes", "state", "owner")
 _PATTERNS = ("^[A-Z]{2}[0-9]{3}$", "^(north|south)-[a-z]+$", "^#[0-9a-f]{6}$", "^v[0-9]+\\.[0-9]+$", "^[^aeiou ]{1,8}$")
 _FORMATS = ("date", "time", "date-time", "email", "ipv4", "uuid", "hostname")

@@ -31,6 +31,7 @@ from runtime.server.batches.intake import StoppedEarly, refuse, take_in
 from runtime.server.batches.lines import LineError
 from runtime.server.batches.results import drop_left_lines, write_results
 from runtime.server.context import Service
+from runtime.server.durable.charging import is_charged
 from zoo.errors import StoreError
 
 _log = logging.getLogger("blockzoo.batches")
@@ -157,6 +158,8 @@ class BatchRuns:
             if becomes is not None:
                 await self._journal.write(partial(_finalize, batch=batch.id, becomes=becomes))
         else:
+            if is_charged(self._service, batch.principal):
+                await self._feeder.cancel_begun(batch.id)
             async with self._writing:
                 keep, most = self._service.config.batches.keep_seconds, self._service.config.max_body_bytes
                 await run_in_threadpool(write_results, self._database, batch, most, keep, self._stopping)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -47,6 +48,13 @@ class LineRuns(Protocol):
         """Run a claimed request and end it in the store, whatever happens; hold `seat` while it is scheduled.
 
         A cancelled run aborts its sequences and leaves the request running in the store. Raises StoreError.
+        """
+        ...
+
+    async def cancel(self, request: DurableRequest) -> None:
+        """End a request, wherever it runs, unless it has ended; its client is charged what it has used until now.
+
+        Raises StoreError.
         """
         ...
 
@@ -115,6 +123,16 @@ class LineFeeder:
         if lines:
             await (self._broker or TableIntake(self._journal, batch)).release(lines)
         self.drop_batch(batch)
+
+    async def cancel_begun(self, batch: str) -> None:
+        """End the lines of a batch that has stopped, as far as any server has begun them. Raises StoreError."""
+
+        def begun() -> list[DurableRequest]:
+            with self._database.reading() as connection:
+                return requests.begun_lines(connection, batch)
+
+        for line in await run_in_threadpool(begun):
+            await self._runs.cancel(replace(line, body=await self._bodies.body_of(line)))
 
     def drop_batch(self, batch: str) -> None:
         """Leave the lines of a batch alone that has stopped before its end."""

@@ -4,7 +4,7 @@
     failed                        the same, as far as it came
     aborted by its client         the same of what the journal has, whether the client has seen it or not
     given up (a dead letter)      nothing: servers died with it
-    line of a cancelled or        nothing, unless the line had ended before
+    line of a cancelled or        as aborted, if it had begun and not ended
     expired batch
 
 An attempt that is put down (a full disk, a lost lease, a death) is charged with the request's end, wherever that is.
@@ -33,6 +33,12 @@ def usage_of_events(service: Service, request: DurableRequest, events: Iterable[
     return _usage(service, request.principal, UsedTokens(request.model, 0, generated, 0))
 
 
+def is_charged(service: Service, principal: str) -> bool:
+    """Return whether what a principal uses is counted: it is the key of a client."""
+    own = service.config.api_key
+    return service.keys is not None and principal not in ("", None if own is None else principal_of(own))
+
+
 def settle(service: Service, used: RequestUsage | None) -> None:
     """Count usage that is in the queue now."""
     if service.keys is not None and used is not None:
@@ -40,7 +46,6 @@ def settle(service: Service, used: RequestUsage | None) -> None:
 
 
 def _usage(service: Service, principal: str, used: UsedTokens) -> RequestUsage | None:
-    own = service.config.api_key
-    if service.keys is None or principal in ("", None if own is None else principal_of(own)):
+    if service.keys is None or not is_charged(service, principal):
         return None
     return service.keys.usage_of(principal, *used)

@@ -41,7 +41,7 @@ _PAUSE = 0.02
 
 
 class _EndedElsewhere(Exception):
-    """Another server has ended the request, for a client that came to it."""
+    """Another server has ended the request, for a client that came to it, or its batch has stopped."""
 
 
 class Execution:
@@ -113,7 +113,8 @@ class Execution:
         async with seat or nullcontext(), aclosing(self._steps(request, prepared, transcript, meter)) as steps:
             if stored:  # waiting for the seat is no attempt
                 model = prepared.generation.model
-                await self._store.begin(request.id, model.name, model.chain)
+                if not await self._store.begin(request, model.name, model.chain):
+                    raise _EndedElsewhere
             async for first, added in steps:
                 if not await self._store.append(run.id, first, added.events):
                     raise _EndedElsewhere

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from runtime.queueing import requests, servers, usage
+from runtime.queueing import batches, requests, servers, usage
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
 from runtime.queueing.records import DurableRequest, State, StoredAnswer, decode_events, encode_events
@@ -110,9 +110,17 @@ class RequestStore:
         """Put requests down for any server; None: all that this one has."""
         await self.journal.write(partial(requests.release, owner=self.database.server, ids=ids))
 
-    async def begin(self, request: str, model: str, version: str) -> None:
-        """Record that a request begins now, on a model."""
-        await self.journal.write(partial(requests.begin, request=request, model=model, version=version), synced=False)
+    async def begin(self, request: DurableRequest, model: str, version: str) -> bool:
+        """Record that a request begins now, on a model. False, with nothing changed: its batch has stopped."""
+
+        def begin(connection: Connection) -> bool:
+            # Held until the end: a batch that stops then finds what has begun, and charges it.
+            if request.batch is not None and not batches.running(connection, [request.batch], hold=True):
+                return False
+            requests.begin(connection, request.id, model, version)
+            return True
+
+        return await self.journal.write(begin, synced=False)
 
     async def append(self, request: str, ordinal: int, events: list[TokenEvent]) -> bool:
         """Write events; return once they survive the end of this process. False: it has ended, nothing is written."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
 
 from runtime.queueing import batches, requests
 from runtime.queueing.batches import OPEN, Status, StoredBatch
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.records import DurableRequest, FileRange, StoredAnswer
+from tests import postgres
+from zoo.errors import StoreBusy
 
 NOW = 1_700_000_000_000_000_000
 CHECKED: tuple[Status, ...] = ("validating",)
@@ -141,3 +147,19 @@ def test_many_lines_are_added_lot_by_lot(queue: QueueDatabase) -> None:
             batches.add_lines(connection, [line(number) for number in range(first, first + 500)])
     with queue.reading() as connection:
         assert batches.line_counts(connection, "batch_1") == {"queued": count}
+
+
+@pytest.mark.postgres
+def test_a_batch_does_not_stop_while_a_line_of_it_begins(postgres_server: str) -> None:
+    url = postgres.new_database(postgres_server)
+    with closing(QueueDatabase(url)) as first, closing(QueueDatabase(url)) as second:
+        with first.writing() as connection:
+            batches.put(connection, batch(1))
+        with first.writing() as connection:
+            assert batches.running(connection, ["batch_1"], hold=True) == {"batch_1"}
+            with pytest.raises(StoreBusy), second.writing() as other:
+                other.execute(text("SET LOCAL lock_timeout = '200ms'"))
+                batches.change(other, "batch_1", CHECKED, NOW, status="cancelling")
+        with second.writing() as other:
+            assert batches.change(other, "batch_1", CHECKED, NOW, status="cancelling")
+            assert batches.running(other, ["batch_1"], hold=True) == set()

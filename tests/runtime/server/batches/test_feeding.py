@@ -54,6 +54,9 @@ class Runs:
         end = partial(requests.finish, request=request.id, state="done", given=answer, now=time.time_ns())
         await self.journal.write(end)
 
+    async def cancel(self, request: DurableRequest) -> None:
+        raise NotImplementedError
+
 
 @asynccontextmanager
 async def feeding(folder: Path, lines: dict[str, int], **runs: int) -> AsyncIterator[tuple[LineFeeder, Runs]]:

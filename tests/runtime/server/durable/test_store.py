@@ -10,9 +10,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from runtime.queueing import batches, requests
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
 from runtime.server.durable.store import RequestStore
+from tests.runtime.queueing.test_batches import NOW, batch, line
 from tests.runtime.queueing.test_requests import GIVEN_UP, made
 
 
@@ -40,10 +42,32 @@ def test_requests_and_answers_wait_for_the_disk_and_starts_do_not(tmp_path: Path
         synced.clear()
         claimed = await store.claim(made(2))
         assert claimed is not None and (claimed.state, claimed.attempts) == ("running", 0)
-        await store.begin("cmpl-2", "m", "v")
+        assert await store.begin(claimed, "m", "v")
         assert synced == [False] * 2
         assert await store.claim(request) is None
         await store.close()
 
     with closing(QueueDatabase(tmp_path / "queue")) as database:
         asyncio.run(main(RequestStore(database)))
+
+
+def test_a_line_does_not_begin_once_its_batch_has_stopped(tmp_path: Path) -> None:
+    """As where a broker gave it to another server: what it used then would be charged to no key."""
+
+    async def main(store: RequestStore, queue: QueueDatabase) -> None:
+        store.open()
+        for number, stopped in ((1, False), (2, True)):
+            with queue.writing() as connection:
+                batches.put(connection, batch(number, status="in_progress"))
+                batches.add_lines(connection, [line(at, f"batch_{number}") for at in range(2)])
+                (claimed,) = requests.claim(connection, owner=queue.server, batch=f"batch_{number}", limit=1)
+                if stopped:
+                    batches.change(connection, f"batch_{number}", ("in_progress",), NOW, status="cancelling")
+            assert await store.begin(claimed, "m", "v") is not stopped
+            with queue.reading() as connection:
+                begun = requests.begun_lines(connection, f"batch_{number}")
+                assert [each.id for each in begun] == ([] if stopped else [claimed.id])
+        await store.close()
+
+    with closing(QueueDatabase(tmp_path / "queue")) as database:
+        asyncio.run(main(RequestStore(database), database))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -213,24 +213,90 @@ def test_what_is_not_counted_yet_is_a_metric(
     assert counted(store)[0] == 2
 
 
-def test_a_line_that_its_batchs_end_has_stopped_costs_nothing(
-    tokenizer: Tokenizer, store: Store, tmp_path: Path
-) -> None:
-    secret, gate = make_key(store, "team"), PausingGate(5)
+def submit(http: httpx.Client, lengths: Sequence[int], window: str = "24h") -> str:
+    """Begin a batch with a line for each length of an answer; return its id."""
     lines = [
-        {"custom_id": str(tokens), "method": "POST", "url": "/v1/completions", "body": {**BODY, "max_tokens": tokens}}
-        for tokens in (1, 50)
+        {"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": {**BODY, "max_tokens": tokens}}
+        for at, tokens in enumerate(lengths)
     ]
     text = "\n".join(map(json.dumps, lines))
-    order = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    file = http.post("/v1/files", files={"file": ("a.jsonl", text)}, data={"purpose": "batch"}).json()["id"]
+    order = {"endpoint": "/v1/completions", "completion_window": window, "input_file_id": file}
+    return str(http.post("/v1/batches", json=order).json()["id"])
+
+
+def status_of(http: httpx.Client, batch: str) -> str:
+    return str(http.get(f"/v1/batches/{batch}").json()["status"])
+
+
+class AbortSpy:
+    """Notes of how many events the end of each request is made; it fails behind the first `most` requests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 20) -> None:
+        self.events: dict[str, int] = {}
+        abort = RequestStore.abort
+
+        async def spied(store: RequestStore, request: str, answer: StoredAnswer, events: int, *used: Any) -> bool:
+            self.events[request] = events
+            if len(self.events) > most:
+                raise StoreFull("no space left for the queue")
+            return await abort(store, request, answer, events, *used)
+
+        monkeypatch.setattr(RequestStore, "abort", spied)
+
+
+@contextmanager
+def opened_at_last(gate: Gate) -> Iterator[None]:
+    """Open a gate at the end, whatever happens: the server could not stop."""
+    try:
+        yield
+    finally:
+        gate.open.set()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+def test_a_line_that_its_batchs_end_has_stopped_is_charged_what_the_journal_has_of_it(
+    tokenizer: Tokenizer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    secret, gate, spy = make_key(store, "team"), PausingGate(5), AbortSpy(monkeypatch)
     with (
         served(tokenizer, store, queue=str(tmp_path / "queue"), pace=gate) as server,
         client(server, secret) as http,
+        opened_at_last(gate),
     ):
-        file = http.post("/v1/files", files={"file": ("a.jsonl", text)}, data={"purpose": "batch"}).json()["id"]
-        batch = http.post("/v1/batches", json={**order, "input_file_id": file}).json()["id"]
-        assert eventually(lambda: gate.steps == 6 and len(server.unfinished()) == 1)
-        assert http.post(f"/v1/batches/{batch}/cancel").status_code == 200
-        gate.open.set()
-        assert eventually(lambda: http.get(f"/v1/batches/{batch}").json()["status"] == "cancelled")
-    assert counted(store) == (1, 3, 1)
+        batch = submit(http, [1, 50], "24h" if how == "cancelled" else "6s")
+        assert eventually(lambda: [journalled(server, each) > 0 for each in server.unfinished()] == [True])
+        if how == "cancelled":
+            assert http.post(f"/v1/batches/{batch}/cancel").status_code == 200
+        assert eventually(lambda: status_of(http, batch) == how)
+        error = http.get(f"/v1/batches/{batch}").json()["error_file_id"]
+        (left,) = map(json.loads, http.get(f"/v1/files/{error}/content").text.splitlines())
+    assert left["error"]["code"] == f"batch_{how}" and left["response"] is None
+    (generated,) = spy.events.values()
+    assert 0 < generated <= 5
+    assert counted(store) == (2, 6, 1 + generated)
+
+
+def test_lines_that_a_batchs_end_has_stopped_are_charged_once_whatever_fails(
+    tokenizer: Tokenizer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store fails behind the first line, and the server stops; the next one goes on with the batch's end."""
+    secret, gate = make_key(store, "team"), PausingGate(5)
+    with monkeypatch.context() as patch:
+        spy = AbortSpy(patch, most=1)
+        with (
+            served(tokenizer, store, queue=str(tmp_path / "queue"), pace=gate) as server,
+            client(server, secret) as http,
+            opened_at_last(gate),
+        ):
+            batch = submit(http, [50, 50, 50])
+            assert eventually(lambda: [journalled(server, each) > 0 for each in server.unfinished()] == [True] * 3)
+            assert http.post(f"/v1/batches/{batch}/cancel").status_code == 200
+            assert eventually(lambda: len(spy.events) == 2)
+            assert status_of(http, batch) == "cancelling"
+            first, begun = next(iter(spy.events)), {each: journalled(server, each) for each in server.unfinished()}
+    assert len(begun) == 2 and first not in begun
+    assert counted(store) == (1, 3, spy.events[first])
+    with served(tokenizer, store, queue=str(tmp_path / "queue")) as server, client(server, secret) as http:
+        assert eventually(lambda: status_of(http, batch) == "cancelled")
+    assert counted(store) == (3, 9, spy.events[first] + sum(begun.values()))

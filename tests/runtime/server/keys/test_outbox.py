@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +270,30 @@ def broken(*_: Any) -> Any:
     raise StoreError("the database is gone")
 
 
+@asynccontextmanager
+async def server(queue: QueueDatabase, store: Store) -> AsyncIterator[KeyBook]:
+    """Open the keys of a server of the queue, and close them."""
+    book = KeyBook(store, day=lambda: DAY, outbox=Outbox(queue))
+    await book.open()
+    try:
+        yield book
+    finally:
+        await book.close()
+
+
+@contextmanager
+def no_catalogue(monkeypatch: pytest.MonkeyPatch, store: Store) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        for name in ("writing", "reading"):
+            patch.setattr(store.catalog, name, broken)
+        yield
+
+
+async def exchange_fails(book: KeyBook) -> None:
+    with pytest.raises(StoreError):
+        await book._exchange()
+
+
 @pytest.mark.parametrize("bound", ["tokens_per_day", "money_per_day", "tokens_per_month", "money_per_month"])
 def test_bounds_count_what_lies_in_the_queue_while_the_catalogue_is_away(
     queue: QueueDatabase, store: Store, monkeypatch: pytest.MonkeyPatch, bound: str
@@ -279,31 +303,23 @@ def test_bounds_count_what_lies_in_the_queue_while_the_catalogue_is_away(
     put_prices(store, ("m", "100", "100"))  # 10 tokens are 0.001
 
     async def act() -> None:
-        one, two = (KeyBook(store, day=lambda: DAY, outbox=Outbox(queue)) for _ in range(2))
-        await one.open()
-        await two.open()
-        with monkeypatch.context() as patch:
-            patch.setattr(store.catalog, "writing", broken)
-            patch.setattr(store.catalog, "reading", broken)
-            end(queue, one, owner, 6)
-            for _ in range(3):
-                end(queue, two, owner, 1)
-                for book in (one, two):
-                    with pytest.raises(StoreError):
-                        await book._exchange()
-            assert is_admitted(one, owner) and is_admitted(two, owner), "9 of 10"
-            end(queue, one, owner, 1)
-            assert not is_admitted(one, owner)
-            with pytest.raises(StoreError):
-                await two._exchange()
-            assert not is_admitted(two, owner), "what the other server has is in the queue"
-        for book in (one, two):
-            await book._exchange()
-            assert not is_admitted(book, owner)
-            used = book._used("bounded", "day")
-            assert (used.tokens, used.answers) == (10, 5), "counted once"
-        await one.close()
-        await two.close()
+        async with server(queue, store) as one, server(queue, store) as two:
+            with no_catalogue(monkeypatch, store):
+                end(queue, one, owner, 6)
+                for _ in range(3):
+                    end(queue, two, owner, 1)
+                    for book in (one, two):
+                        await exchange_fails(book)
+                assert is_admitted(one, owner) and is_admitted(two, owner), "9 of 10"
+                end(queue, one, owner, 1)
+                assert not is_admitted(one, owner)
+                await exchange_fails(two)
+                assert not is_admitted(two, owner), "what the other server has is in the queue"
+            for book in (one, two):
+                await book._exchange()
+                assert not is_admitted(book, owner)
+                used = book._used("bounded", "day")
+                assert (used.tokens, used.answers) == (10, 5), "counted once"
 
     asyncio.run(act())
     assert (counted(store), left(queue)) == ((5, 10), set())
@@ -313,20 +329,15 @@ def test_a_server_that_is_cut_from_the_catalogue_keeps_counting_what_others_have
     queue: QueueDatabase, store: Store, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act() -> None:
-        cut = KeyBook(store, day=lambda: DAY, outbox=Outbox(queue))
-        await cut.open()
-        end(queue, cut, owner, 10)
-        assert Outbox(queue).fold(store.catalog).whole
-        with monkeypatch.context() as patch:
-            patch.setattr(store.catalog, "writing", broken)
-            patch.setattr(store.catalog, "reading", broken)
-            for _ in range(2):
-                with pytest.raises(StoreError):
-                    await cut._exchange()
-                assert not is_admitted(cut, owner)
-        await cut._exchange()
-        assert cut._used("k", "day").tokens == 10
-        await cut.close()
+        async with server(queue, store) as cut:
+            end(queue, cut, owner, 10)
+            assert Outbox(queue).fold(store.catalog).whole
+            with no_catalogue(monkeypatch, store):
+                for _ in range(2):
+                    await exchange_fails(cut)
+                    assert not is_admitted(cut, owner)
+            await cut._exchange()
+            assert cut._used("k", "day").tokens == 10
 
     asyncio.run(act())
 
@@ -337,11 +348,9 @@ def test_a_new_server_counts_what_the_one_before_has_left_before_it_answers(
     keep(queue, owner, "a", tokens=10)
 
     async def act() -> None:
-        book = KeyBook(store, day=lambda: DAY, outbox=Outbox(queue))
-        await book.open()
-        assert not is_admitted(book, owner)
-        assert book.totals == {}
-        await book.close()
+        async with server(queue, store) as book:
+            assert not is_admitted(book, owner)
+            assert book.totals == {}
 
     asyncio.run(act())
 
@@ -350,16 +359,14 @@ def test_a_queue_that_is_away_keeps_nothing_else_from_the_catalogue(
     queue: QueueDatabase, store: Store, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act() -> None:
-        book = KeyBook(store, day=lambda: DAY, outbox=Outbox(queue))
-        await book.open()
-        end(queue, book, owner, 2)
-        book.charge(owner, "m", 3, 0)
-        with monkeypatch.context() as patch:
-            patch.setattr(queue, "reading", broken)
-            await book._exchange()
-            assert counted(store) == (1, 3)
-            assert book._used("k", "day").tokens == 5
-        await book.close()
+        async with server(queue, store) as book:
+            end(queue, book, owner, 2)
+            book.charge(owner, "m", 3, 0)
+            with monkeypatch.context() as patch:
+                patch.setattr(queue, "reading", broken)
+                await book._exchange()
+                assert counted(store) == (1, 3)
+                assert book._used("k", "day").tokens == 5
 
     asyncio.run(act())
     assert counted(store) == (2, 5)
@@ -376,24 +383,22 @@ def test_a_queue_that_does_not_answer_keeps_no_key_from_being_counted_and_known(
         return reading()
 
     async def act() -> None:
-        book = KeyBook(store, day=lambda: DAY, outbox=Outbox(queue))
-        await book.open()
-        end(queue, book, owner, 4)
-        book.charge(owner, "m", 5, 0)
-        with monkeypatch.context() as patch:
-            patch.setattr(queue, "reading", waits)
-            for _ in range(2):
-                await asyncio.wait_for(book._exchange(), 30)
-            assert counted(store) == (1, 5) and book._used("k", "day").tokens == 9
-            secret = make_key(store, "later")
-            await book._exchange()
-            assert book.find([secret]) is not None
-            end(queue, book, owner, 1)
-            assert not is_admitted(book, owner)
-            answers.set()
-            while book._used("k", "day").tokens != 10 or counted(store) != (3, 10):
+        async with server(queue, store) as book:
+            end(queue, book, owner, 4)
+            book.charge(owner, "m", 5, 0)
+            with monkeypatch.context() as patch:
+                patch.setattr(queue, "reading", waits)
+                for _ in range(2):
+                    await asyncio.wait_for(book._exchange(), 30)
+                assert counted(store) == (1, 5) and book._used("k", "day").tokens == 9
+                secret = make_key(store, "later")
                 await book._exchange()
-        await book.close()
+                assert book.find([secret]) is not None
+                end(queue, book, owner, 1)
+                assert not is_admitted(book, owner)
+                answers.set()
+                while book._used("k", "day").tokens != 10 or counted(store) != (3, 10):
+                    await book._exchange()
 
     asyncio.run(asyncio.wait_for(act(), 60))
     assert (counted(store), left(queue)) == ((3, 10), set())
@@ -406,15 +411,13 @@ def test_a_defect_keeps_usage_in_the_queue_and_the_keys_going(
         raise ZeroDivisionError
 
     async def act() -> None:
-        book = KeyBook(store, day=lambda: DAY, outbox=Outbox(queue))
-        await book.open()
-        end(queue, book, owner, 4)
-        book.charge(owner, "m", 5, 0)
-        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "blockzoo.server"):
-            patch.setattr(Writer, "fold_usage", defect)
-            await book._exchange()
-        assert counted(store) == (1, 5) and "ZeroDivisionError" in caplog.text
-        await book.close()
+        async with server(queue, store) as book:
+            end(queue, book, owner, 4)
+            book.charge(owner, "m", 5, 0)
+            with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "blockzoo.server"):
+                patch.setattr(Writer, "fold_usage", defect)
+                await book._exchange()
+            assert counted(store) == (1, 5) and "ZeroDivisionError" in caplog.text
 
     asyncio.run(act())
     assert (counted(store), left(queue)) == ((2, 9), set())
