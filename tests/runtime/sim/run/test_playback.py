@@ -54,7 +54,7 @@ def test_clients_ask_no_sooner_than_a_request_is_due() -> None:
 
 
 def test_a_request_arrives_when_its_client_asks() -> None:
-    """Deadlines count from there: two clients whose requests take 5 ns each."""
+    """Deadlines count from there: two clients with requests of 5 ns each."""
     clock, ledger, arrived = VirtualClock(), RunRecorder(), list[tuple[int, int]]()
 
     def arrive(request: SequenceRequest) -> None:
