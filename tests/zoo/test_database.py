@@ -1,4 +1,4 @@
-"""A database fails in bounded time where its network hangs: the options that its connections are made with."""
+"""A database fails in bounded time where its network hangs: the options of its connections."""
 
 from __future__ import annotations
 
