@@ -312,7 +312,7 @@ class SchedulerLoop:
         answer.set_result(next((each.error for each in commands if isinstance(each, MoveAnswered)), "") or None)
 
     def _put_first(self, act: Callable[[int], None]) -> None:
-        """Queue a call for the scheduler's thread: before earlier ones, but behind calls of this kind. The lock is held."""
+        """Queue a call for the scheduler's thread, before earlier ones but behind calls of this kind, with the lock."""
         self._asked.insert(self._firsts, act)
         self._firsts += 1
         self._remote_agents.wake()
