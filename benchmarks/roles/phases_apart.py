@@ -8,7 +8,8 @@ which begin alike. `equal`: share of answers with the tokens, and log-probabilit
 `prompt_devices` and `decode_devices`: which agents ran rows of prompts, and rows behind them, by the trace.
 `transfers`: of K and V; `expected_transfers`: one for each hand-off, or with `--handoff-grain chunk|layer` one for each
 chunk of its prompt, chunks of which pages were still on their way counted once. `bytes` of K and V: the same for all
-grains.
+grains, but for `present` tokens, which a sequence that decodes there had when a prompt that begins alike was handed
+off.
 `1+1 meanwhile` decodes until the hand-off where the prompt ran, so that agent decodes, too, and
 more bytes travel, in more transfers than one for each.
 """
@@ -146,6 +147,7 @@ def measured(store: str, models: Sequence[str], sides: Sequence[str], bodies: Se
             "transfers": counters["handoff_transfers"],
             "expected_transfers": chunks if "chunk" in side or "layer" in side else counters["handoffs"],
             "bytes": counters["handoff_bytes"],
+            "present": counters["handoff_present_tokens"],
             "recomputed": counters["recomputed"],
             "handoff_ms": counters["handoff_ns"] / max(counters["handoffs"], 1) / 1e6,
             "seconds": seconds,

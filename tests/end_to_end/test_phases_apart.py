@@ -55,7 +55,10 @@ def test_answers_and_phases(store: Path) -> None:
     meanwhile = found.pop(MEANWHILE)
     assert (meanwhile["equal"], meanwhile["aborted"], meanwhile["prompt_devices"]) == (1.0, 0, ["agent-0"])
     assert meanwhile["handoffs"] > 0 and meanwhile["decode_devices"] == ["agent-0", "agent-1"]
-    assert len({side["bytes"] for name, side in found.items() if "cached" not in name}) == 1
+    # Prompts that begin alike share pages where both are at a time, which is a matter of the moment.
+    sent = [(side["present"], side["bytes"]) for name, side in found.items() if "cached" not in name]
+    whole = {count for present, count in sent if not present}
+    assert len(whole) <= 1 and all(count < max(whole, default=count + 1) for present, count in sent if present)
     for name, side in found.items():
         decoding = [f"agent-{at}" for at, role in enumerate(side["roles"].split(",")) if role == "decode"]
         prompts = [f"agent-{at}" for at, role in enumerate(side["roles"].split(",")) if role == "prefill"]
