@@ -78,15 +78,8 @@ class SolvePlan:
     method: PlanMethod
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send a TimeReached at a time of the driver's clock in ns, or soon after it."""
-
-    at: int
-
-
 SchedulerCommand = (
-    SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered | RolesChanged | PoolCommand | WakeAt
+    SolvePlan | Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered | RolesChanged | PoolCommand
 )
 
 
@@ -173,11 +166,6 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeReached:
-    """Signal that the time of a WakeAt has come."""
-
-
-@dataclass(frozen=True, slots=True)
 class ServeModel:
     """Serve a new model, or a new version of one: the same name with another `Chain.version` and `Chain.loaded_as`.
 
@@ -236,7 +224,6 @@ SchedulerEvent = (
     | SetRoles
     | AgentDown
     | Tick
-    | TimeReached
     | ServeModel
     | WithdrawModel
     | PlanSolved

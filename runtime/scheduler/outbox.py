@@ -21,7 +21,6 @@ from runtime.control.scheduler_io import (
     RolesChanged,
     SchedulerCommand,
     SolvePlan,
-    WakeAt,
 )
 from runtime.messages import (
     CloseSequences,
@@ -131,7 +130,7 @@ class CommandOutbox:
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
-        self._updated: list[ModelUpdated | MoveAnswered | RolesChanged | SolvePlan | PoolCommand | WakeAt] = []
+        self._updated: list[ModelUpdated | MoveAnswered | RolesChanged | SolvePlan | PoolCommand] = []
 
     def load(
         self,
@@ -260,10 +259,6 @@ class CommandOutbox:
     def solve(self, command: SolvePlan) -> None:
         """Have a plan solved beside the scheduler."""
         self._updated.append(command)
-
-    def wake_at(self, at: int) -> None:
-        """Have a TimeReached sent at a time in ns."""
-        self._updated.append(WakeAt(at))
 
     def tell_pool(self, command: PoolCommand) -> None:
         """Send a query or a denial to the managers of the pool."""

@@ -42,7 +42,6 @@ from runtime.control.scheduler_io import (
     ServeModel,
     SetRoles,
     Tick,
-    TimeReached,
     WithdrawModel,
 )
 from runtime.control.trace_events import TraceEvents
@@ -221,8 +220,6 @@ class Scheduler:
                 self._seating.sample_lengths()
                 if self._order is not None:
                     self._order.review(now)
-            case TimeReached() if self._order is not None:
-                self._order.end_rests(now)
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
             case ResumeSequence():

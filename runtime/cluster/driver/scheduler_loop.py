@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from heapq import heappop, heappush
 
 from runtime.cluster.agents.pool import AgentPool
 from runtime.cluster.driver.pending_updates import PendingUpdates
@@ -47,8 +46,6 @@ from runtime.control.scheduler_io import (
     SetRoles,
     SolvePlan,
     Tick,
-    TimeReached,
-    WakeAt,
     WithdrawModel,
 )
 from runtime.control.token_events import refusal_event
@@ -102,8 +99,6 @@ class SchedulerLoop:
         self.pool = None if scheduler.lending.talks is None else self._pool(scheduler.lending.config)
         self._stopping = False
         self._next_tick = 0
-        #: Times of WakeAt that have not come, a heap.
-        self._wakes: list[int] = []
         self._thread = threading.Thread(target=self._run, name="zoo-scheduler", daemon=True)
 
     # -- any thread ----------------------------------------------------------------------------------------------------
@@ -207,7 +202,7 @@ class SchedulerLoop:
         self._died(reason)
 
     def _turn(self) -> None:
-        told = self._remote_agents.receive(0.0 if self._asked else self._longest_wait())
+        told = self._remote_agents.receive(TICK if not self._asked else 0.0)
         with self._changed:
             now = self._clock()
             told += self._remote_agents.look()
@@ -216,19 +211,11 @@ class SchedulerLoop:
             for _ in range(len(self._asked)):
                 self._asked.popleft()(now)
             self._handle_events(told, now)
-            if self._wakes and self._wakes[0] <= now:
-                while self._wakes and self._wakes[0] <= now:
-                    heappop(self._wakes)
-                self._handle_events([TimeReached()], now)
             if now >= self._next_tick:
                 self._next_tick = now + int(TICK * 1e9)
                 self._handle_events([Tick()], now)
                 self._strand(now)
             self._changed.notify_all()
-
-    def _longest_wait(self) -> float:
-        """Return for how many seconds to wait for messages."""
-        return min(TICK, max(0.0, (self._wakes[0] - self._clock()) / 1e9)) if self._wakes else TICK
 
     def _handle_events(self, events: Iterable[Message | SchedulerEvent], now: int) -> None:
         for event in events:
@@ -250,8 +237,6 @@ class SchedulerLoop:
                 self._handle_events([AbortSequence(seq) for seq in self._routes.deliver(command.events)], now)
             elif isinstance(command, ModelUpdated):
                 self._changes.answered(command)
-            elif isinstance(command, WakeAt):
-                heappush(self._wakes, command.at)
             elif isinstance(command, SolvePlan) and self._plans is not None:
                 self._plans.solve(command)
             elif isinstance(command, PoolQuery | PoolDenial) and self.pool is not None:

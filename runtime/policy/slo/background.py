@@ -7,11 +7,8 @@ the time that they take alone, on average (ConServe, arXiv 2410.01228: what inte
   that decode and one prompt: then they are in a step. So the background never stops for good, and most steps are as
   they are alone; rows that come and go with each step would cost more than their own time.
 - Half of it for the step that runs when a request comes, which is half over on average. While requests come now and
-  then, the device rests after each step of background rows alone: a request that comes at any moment meets a step of
-  length t with a probability of t / (t + rest), and waits for half of it then, so that a rest of t^2 / share - t leaves
-  the mean wait at half of the share. So a step need not be shorter than the share, and has as many rows as double the
-  time of one row: more rows for each ms of waiting than with one row after the other. A tenth of the time is always
-  theirs. Without any request there is no limit.
+  then, steps of background rows alone are therefore as short as the whole share; one row always runs. Without any
+  request there is no limit.
 
 Pure; times in ns.
 """
@@ -29,10 +26,6 @@ _LEAST = 8
 _RECENT = 60_000_000_000
 #: Weight of the latest request in the time that they take.
 _LATEST = 0.1
-#: Longest step of background rows alone, in shares; and in steps of one row, where that is longer.
-_LONGEST = 2.0
-#: Longest rest, in steps before it: background rows always get a tenth of the time.
-_LONGEST_REST = 9.0
 #: Assumed seconds of a step, of a row in it, and of a token of a prompt, until steps are measured.
 _ASSUMED = (2e-2, 1e-3, 5e-4)
 
@@ -59,10 +52,6 @@ class StepCosts:
     def prompt(self, tokens: int) -> float:
         """Return by how much a prompt of so many tokens makes a step longer."""
         return 1e9 * self._cost.at((0.0, 1.0, float(max(tokens - 1, 0))))
-
-    def step_with_prompts(self, rows: int, prompt: int) -> float:
-        """Return the time of a step of so many rows, with so many tokens of prompts beside one token of each row."""
-        return 1e9 * self._cost.at((1.0, float(rows), float(prompt)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +106,11 @@ class Background:
             self._credit -= rows
             return BackgroundShare(decoding, self._credit)
         self._credit = 0.0
-        if (budget := self._budget(now)) is None:
+        if self._stay is None or now - self._seen > _RECENT:
             return BackgroundShare(decoding)
-        longest = _LONGEST * max(budget, step(1))
-        rows = max(_most(decoding, lambda rows: step(rows) <= longest), min(decoding, 1))
-        return BackgroundShare(rows, max(longest - step(rows), prompt or 0.0))
-
-    def rest(self, took: float, now: int) -> float:
-        """Return how long the device rests after a step of background rows alone that took so long."""
-        budget = self._budget(now)
-        return 0.0 if budget is None else took * min(max(took / budget - 1.0, 0.0), _LONGEST_REST)
-
-    def _budget(self, now: int) -> float | None:
-        """Return the share in time; None without a limit, since no interactive request was seen lately."""
-        if not self._stay or now - self._seen > _RECENT:
-            return None
-        return self._share * self._stay
+        budget = self._share * self._stay
+        rows = max(_most(decoding, lambda rows: step(rows) <= budget), min(decoding, 1))
+        return BackgroundShare(rows, max(budget - step(rows), 0.0))
 
     def pay(self, time: float) -> None:
         """Pay for a prompt that begins beside interactive rows."""

@@ -1,7 +1,6 @@
 """Let lines of batches run in what interactive sequences leave of each step (`policy.slo.background`).
 
     RowsDone -> `record_step`: learn step times -> `review`: which background rows are in the next step
-                               and rest after a step without interactive rows: WakeAt -> TimeReached -> `end_rests`
     admission -> `holds_back`: a background prompt begins where the next step has time for it
 
 Background are the sequences with a priority of `types.BACKGROUND` and more. One that is left out of steps keeps its
@@ -31,9 +30,6 @@ class _DeviceShare:
         interactive: Those that ran at the latest review.
         held: Least time of a prompt that was held back since the last step; None where none was.
         spare: Time that prompts may still take in the next step; None: any.
-        rests: Until when no background rows begin; 0: it does not rest.
-        rested: Whether it rested until this event.
-        began: When a sequence's row began, with nothing else under way, and the sequence; None: unknown.
     """
 
     share: Background
@@ -43,14 +39,6 @@ class _DeviceShare:
     interactive: dict[str, ScheduledSequence] = field(default_factory=dict)
     held: float | None = None
     spare: float | None = None
-    rests: int = 0
-    rested: bool = False
-    began: tuple[int, str] | None = None
-
-    @property
-    def shared(self) -> bool:
-        """Whether an interactive sequence ran at the latest review."""
-        return any(map(_is_active, self.interactive.values()))
 
 
 class BackgroundRows:
@@ -68,26 +56,12 @@ class BackgroundRows:
         seqs = frozenset(done.seqs)
         sampled = now <= self._until or not known.costs.known or self._steps % _SAMPLE == 0
         self._steps += 1
-        # A step behind another one, with a row of it, took the time between the two.
-        follows = not known.seqs.isdisjoint(seqs)
-        begin = known.began[0] if known.began is not None and known.began[1] in seqs else known.ended
-        if sampled and seqs and (follows or begin > known.ended):
-            self._learn(known.costs, done, now - begin)
-        known.ended, known.seqs, known.began = now, seqs, None
+        # Only a step behind another one, with a row of it, took the time between the two.
+        if sampled and seqs and not known.seqs.isdisjoint(seqs):
+            self._learn(known.costs, done, now - known.ended)
+        known.ended, known.seqs = now, seqs
         if sampled:
             self._due.add(done.device)
-        if seqs and known.costs.known and not known.shared:
-            rest = int(known.share.rest(self._cost(known.costs, done), now))
-            if rest > 0:
-                known.rests = now + rest
-                self._state.out.wake_at(known.rests)
-
-    def end_rests(self, now: int) -> None:
-        """Review the devices that have rested."""
-        for name, known in self._devices.items():
-            if 0 < known.rests <= now:
-                known.rests, known.rested = 0, True
-                self._due.add(name)
 
     def review(self, now: int) -> None:
         """Choose the background rows of the next step on the devices that are due."""
@@ -102,26 +76,19 @@ class BackgroundRows:
             prompts = [each for each in background if each.phase != "decode"]
             costs = [self._prompt(known, each) for each in prompts]
             beside = [each for each in here.values() if not is_background(each) and _is_active(each)]
-            resting = now < known.rests
-            if resting or not known.costs.known:
-                rows, known.spare = (0, 0.0) if resting or beside else (len(decoding), None)
+            if not known.costs.known:
+                rows, known.spare = (0, 0.0) if beside else (len(decoding), None)
             else:
                 waits = costs if known.held is None else [*costs, known.held]
                 got = known.share.next_step(len(beside), len(decoding), min(waits, default=None), known.costs.step, now)
-                # Behind a step that is under way another one would make a request wait for both.
-                full = got.spare is not None and not beside and any(map(_is_under_way, here.values()))
-                rows, known.spare = (0, 0.0) if full else (got.rows, got.spare)
+                rows, known.spare = got.rows, got.spare
             decoding.sort(key=self._state.waiting.rank)
             for at, each in enumerate(decoding):
                 self._let_run(each, at < rows)
             for each, cost in zip(prompts, costs, strict=True):
-                self._let_run(each, not resting and (len(here) == len(background) or self._pays(known, cost)))
+                self._let_run(each, len(here) == len(background) or self._pays(known, cost))
             if known.held is not None and (known.spare is None or known.held <= known.spare):
                 known.held, self._state.changed = None, True
-            run = next((each for each in background if not each.waits.behind), None)
-            if known.rested and run is not None:
-                known.began = now, run.seq
-            known.rested = False
 
     def review_all(self) -> None:
         """Review all devices with sequences next.
@@ -141,10 +108,7 @@ class BackgroundRows:
         for name in devices:
             known, here = self._known(name), self._state.devices[name].passing.here
             cost = self._prompt(known, sequence)
-            if now < known.rests:
-                known.spare = 0.0
-            elif not here:  # nothing runs, so that no step was reviewed: one always begins
-                known.began = now, sequence.seq
+            if not here:  # nothing runs, so that no step was reviewed: one always begins
                 share = known.share.next_step(0, 0, None, known.costs.step, now)
                 known.spare = None if share.spare is None or not known.costs.known else max(share.spare, cost)
             elif any(each.seq not in known.interactive and not is_background(each) for each in here.values()):
@@ -160,13 +124,6 @@ class BackgroundRows:
             costs.add(rows, sum(done.counts) - rows, elapsed)
         elif most <= stride:  # so many steps in one; with a prompt it is not known how many
             costs.add(rows, 0, elapsed // most)
-
-    def _cost(self, costs: StepCosts, done: RowsDone) -> float:
-        """Return how long such a step takes, in ns."""
-        rows, most = len(done.seqs), max(done.counts)
-        if most <= self._state.config.stride:
-            return most * costs.step(rows)
-        return costs.step_with_prompts(rows, sum(done.counts) - rows)
 
     def _known(self, device: str) -> _DeviceShare:
         if device not in self._devices:
@@ -209,11 +166,6 @@ class BackgroundRows:
 def is_background(sequence: ScheduledSequence) -> bool:
     """Return whether a sequence is of the lowest class."""
     return sequence.rank.priority >= BACKGROUND
-
-
-def _is_under_way(sequence: ScheduledSequence) -> bool:
-    """Return whether a row of a sequence of one device is in flight, so that it returns from there."""
-    return sequence.flying and len(sequence.path) == 1
 
 
 def _is_active(sequence: ScheduledSequence) -> bool:

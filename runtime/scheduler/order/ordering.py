@@ -141,11 +141,6 @@ class OrderParts:
         if self._background is not None:
             self._background.record_step(done, now)
 
-    def end_rests(self, now: int) -> None:
-        """Let rows run on devices that have rested."""
-        if self._background is not None:
-            self._background.end_rests(now)
-
     def begin(self, now: int) -> None:
         """Act on what has come, before rows are issued: devices that died or returned, and rows that are left out."""
         if self._state.placed and self._living != (living := frozenset(self._state.devices.living)):

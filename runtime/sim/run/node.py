@@ -117,11 +117,3 @@ class Cost:
     seconds: float = 0.0
     slowest: float = 0.0
     by_event: dict[str, int] = field(default_factory=dict)
-
-    def add_call(self, event: object, seconds: float) -> None:
-        """Count a call for an event."""
-        self.calls += 1
-        self.seconds += seconds
-        self.slowest = max(self.slowest, seconds)
-        name = type(event).__name__
-        self.by_event[name] = self.by_event.get(name, 0) + 1

@@ -51,8 +51,6 @@ from runtime.control.scheduler_io import (
     SchedulerEvent,
     SolvePlan,
     Tick,
-    TimeReached,
-    WakeAt,
 )
 from runtime.messages import PROTOCOL, SCHEDULER, AgentHello, Message
 from runtime.scheduler.observe.replay_log import Handler
@@ -160,7 +158,7 @@ class Simulation:
         else:
             begin = time.process_time()
             commands = self._scheduler.handle(event, now)
-            self.cost.add_call(event, time.process_time() - begin)
+            self._count(event, time.process_time() - begin)
         said: dict[str, list[Send]] = {}
         for command in commands:
             if type(command) is Send:
@@ -169,13 +167,18 @@ class Simulation:
                 self.ledger.add_events(command.events, now)
             elif type(command) is ReplaceAgent:
                 self._replace(command.device)
-            elif type(command) is WakeAt:
-                self.clock.at(command.at, EventClass.TICK, (self._handle_at_scheduler, TimeReached()))
             elif type(command) is SolvePlan:
                 found = solved(command)
                 self.clock.at(now + found.took_ns, EventClass.ARRIVED, (self._handle_at_scheduler, found))
         for device, sends in said.items():
             self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._hear_all, device, sends))
+
+    def _count(self, event: object, seconds: float) -> None:
+        self.cost.calls += 1
+        self.cost.seconds += seconds
+        self.cost.slowest = max(self.cost.slowest, seconds)
+        name = type(event).__name__
+        self.cost.by_event[name] = self.cost.by_event.get(name, 0) + 1
 
     def _tick(self) -> None:
         busy = sum(node.busy for node in self.nodes.values())

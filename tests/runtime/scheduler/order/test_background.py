@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from runtime.config import ClusterConfig, OrderConfig
-from runtime.control.scheduler_io import PauseSequence, WakeAt
+from runtime.control.scheduler_io import PauseSequence
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.scheduler.order.background import BackgroundRows
 from runtime.types import BACKGROUND, SequenceRequest
@@ -24,8 +22,8 @@ def step(plan: Any) -> int:
     return 4 * MS + sum(len(row.tokens) for row in plan.rows) * MS // 4 if plan.rows else 0
 
 
-def cluster(share: float, plan: Any = "off", pages: int = 4000, chunk: int = 256) -> VirtualCluster:
-    config = ClusterConfig(max_num_seqs=32, background_share=share, prefill_chunk=chunk, order=OrderConfig(plan))
+def cluster(share: float, plan: Any = "off", pages: int = 4000) -> VirtualCluster:
+    config = ClusterConfig(max_num_seqs=32, background_share=share, order=OrderConfig(plan))
     return VirtualCluster((M,), devices=1, pages=pages, config=config, costs=step, latency=MS // 100)
 
 
@@ -71,9 +69,9 @@ def took(made: VirtualCluster, until: int) -> list[float]:
 
 @pytest.mark.parametrize("plan", ["off", "qlm"])
 def test_answers_take_little_longer_beside_lines_of_a_batch(plan: Any) -> None:
-    """Alone 70 ms; half of a share of 0.2 is 7 ms in the answer's own steps, and the mean wait for a step of lines.
+    """Alone 70 ms; half of a share of 0.2 is 7 ms in the answer's own steps, and a step of lines takes 14 at most.
 
-    Such a step takes 28 ms at most, and a prompt of a line that is on its way to the device already 6 more.
+    A prompt of a line that is on its way to the device already takes 6 more.
     """
     found = {}
     for share in (0.2, 0.0):
@@ -84,8 +82,7 @@ def test_answers_take_little_longer_beside_lines_of_a_batch(plan: Any) -> None:
         feed_lines(made, 80, 12, 350 * MS)
         found[share] = took(made, 8000 * MS)
         assert made.scheduler.state().counters.preemptions == 0
-    assert max(found[0.2]) < 70 + 7 + 28 + 6
-    assert statistics.fmean(found[0.2][3:]) < 70 + 7 + 7
+    assert max(found[0.2]) < 70 + 7 + 14 + 6
     assert max(found[0.0]) > 4 * 70
 
 
@@ -106,7 +103,7 @@ def test_lines_go_on_beside_interactive_answers_that_never_pause() -> None:
 
 
 def test_a_step_of_lines_is_short_while_requests_come_now_and_then() -> None:
-    """An answer takes 70 ms alone, so such a step takes 28 at most, or a prompt; a minute later it is full."""
+    """An answer takes 70 ms alone, so such a step takes 14 at most, and one more prompt; a minute later it is full."""
     made, steps = cluster(0.2), list[tuple[int, int]]()
 
     def timed(plan: Any) -> int:
@@ -120,59 +117,8 @@ def test_a_step_of_lines_is_short_while_requests_come_now_and_then() -> None:
         made.ask(line(number, 6, 70_000 * MS), at=70_000 * MS)
     took(made, 72_000 * MS)
     beside = [each for at, each in steps if 600 <= at < 60_000]
-    assert len(beside) > 12 and max(beside[5:]) <= 28 * MS, "after a few, what prompts take is known"
+    assert len(beside) > 12 and max(beside[5:]) <= 20 * MS, "after a few, what prompts take is known"
     assert max(each for at, each in steps if at >= 60_000) > 100 * MS
-
-
-@pytest.mark.parametrize(("tokens", "chunk"), [(1, 256), (1, 16), (40, 256)])
-def test_a_device_rests_after_steps_of_lines_so_that_requests_wait_for_few_of_them(tokens: int, chunk: int) -> None:
-    """Lines of one token are prompts alone. A request that came at any moment would wait for half the share: 7 ms."""
-    made, steps = cluster(0.2, chunk=chunk), list[tuple[int, int]]()
-
-    def timed(plan: Any) -> int:
-        steps.append((made.now, step(plan)))
-        return step(plan)
-
-    made.costs = timed
-    ask_interactive(made, 5, 100 * MS, 0)
-    feed_lines(made, 4000, tokens, 600 * MS)
-    made.ticks(50 * MS, 3000 * MS)
-    made.run(until=3000 * MS)
-    late = [(at, each) for at, each in steps if at >= 1000 * MS and each]
-    waits = sum(each * each / 2 for _, each in late) / (3000 * MS - late[0][0])
-    assert 5 * MS < waits < 8 * MS
-    rests = 3000 * MS - late[0][0] - sum(each for _, each in late)
-    assert rests > 300 * MS if tokens == 1 else rests >= 0, (
-        "steps of 28 rows without prompts are shorter than the share"
-    )
-
-
-def test_the_scheduler_asks_for_no_time_while_there_are_no_lines() -> None:
-    made, asked = cluster(0.02), list[object]()
-    carry_out = made.carry_out
-
-    def seen(commands: Iterable[Any]) -> None:
-        commands = list(commands)
-        asked.extend(each for each in commands if isinstance(each, WakeAt))
-        carry_out(commands)
-
-    made.carry_out = seen  # type: ignore[method-assign]
-    ask_interactive(made, 9, 100 * MS, 0)
-    made.run(until=2000 * MS)
-    assert not asked
-    ask_lines(made, 2, 12, 2000 * MS)
-    made.run(until=4000 * MS)
-    assert asked
-
-
-def test_lines_go_on_after_a_rest_without_any_other_event() -> None:
-    """No tick comes, and no other message: only the end of the rest brings them on."""
-    made = cluster(0.02)
-    ask_interactive(made, 9, 100 * MS, 0)
-    made.run(until=2000 * MS)
-    made.ask(line(0, 12, 2000 * MS), at=2000 * MS)
-    made.run(until=4000 * MS)
-    made.expect()
 
 
 def test_a_line_that_comes_behind_a_request_waits_for_the_next_look_at_what_is_spare() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from runtime.control.scheduler_io import AddRequest, TimeReached, WakeAt
 from runtime.scheduler.observe.replay_log import Diverged, replay
 from runtime.sim.experiments.run import Played, assemble, play
 from runtime.sim.experiments.scenario import Scenario, scenario_of
@@ -67,28 +66,6 @@ def test_books_and_queues_agree_after_every_event():
 
     simulation._scheduler = Checking()
     simulation.run(scenario.demand(1).requests())
-    assert simulation.ledger.reasons == {"length": 40}
-
-
-def test_a_time_that_the_scheduler_asks_for_is_reached_at_that_time():
-    scenario = small()
-    simulation = assemble(scenario, scenario.policies["blocks"], None)
-    told, asked, reached = simulation._scheduler.handle, list[int](), list[int]()
-
-    class Asking:
-        def handle(self, event: Any, now: int) -> Any:
-            if isinstance(event, TimeReached):
-                reached.append(now)
-                return []
-            commands = told(event, now)
-            if isinstance(event, AddRequest):
-                asked.append(now + 1234)
-                commands = [*commands, WakeAt(now + 1234)]
-            return commands
-
-    simulation._scheduler = Asking()
-    simulation.run(scenario.demand(1).requests())
-    assert reached == asked and len(asked) == 40
     assert simulation.ledger.reasons == {"length": 40}
 
 
