@@ -11,6 +11,7 @@ offset at construction. A sequence that never ends is not exported.
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class OtelSpans:
         self._tracer = provider.get_tracer("blockzoo")
         self._then = then
         self._offset = time.time_ns() - time.monotonic_ns() if offset is None else offset
+        self._lock = threading.Lock()
         self._sequences: dict[str, Span] = {}
         self._rows: dict[str, Span] = {}
 
@@ -49,7 +51,8 @@ class OtelSpans:
         if self._then is not None:
             self._then.emit(event)
         if event.seq is not None:
-            self._record_event(event, event.seq)
+            with self._lock:
+                self._record_event(event, event.seq)
 
     def _record_event(self, event: TraceEvent, seq: str) -> None:
         now = event.t + self._offset

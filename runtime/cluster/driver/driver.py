@@ -69,7 +69,7 @@ class ClusterDriver(BaseDriver):
         adaptation: What adaptive requests may get.
         describe: Describes how a model that is loaded later is served; None: the set of models is fixed.
         surrogates: By model, cheaper stand-ins of parts of it (BL-25).
-        log: Receives the lines of the scheduler's log (`scheduler.observe.replay_log`), on its thread.
+        log: Receives the lines of the scheduler's log (`scheduler.observe.replay_log`), under its lock.
     """
 
     def __init__(
