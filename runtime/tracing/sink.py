@@ -24,7 +24,7 @@ _FIELDS = ("t", "ev", "req", "seq", "inst", "dev", "block", "page", "n", "bytes"
 
 
 class TraceSink(Protocol):
-    """Define an object that takes events, in order but for those of changes of roles, which come from other threads."""
+    """Define an object that takes events, in order; those of changes of roles come from other threads."""
 
     def emit(self, event: TraceEvent) -> None: ...
 
