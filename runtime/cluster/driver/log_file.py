@@ -17,7 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """A log file, written by one thread at a time and closed afterwards. Raises InputError for a path that cannot be written."""
+    """A log file, written by one thread at a time and closed afterwards.
+
+    Raises InputError for a path that cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
