@@ -1,9 +1,9 @@
 """Measure what a batch does to interactive requests: latencies alone and beside it, memory, stalls of the event loop.
 
     python -m benchmarks.queue.isolation [--lines 2000] [--rate 2] [--alone 60] [--most 300] [--tokens 16]
-        [--batch-tokens 4] [--layers 2] [--max-num-seqs 32] [--output FILE]
+        [--batch-tokens 4] [--layers 2] [--max-num-seqs 32] [--stored STORE MODEL] [--output FILE]
 
-One `zoo serve --queue` with a random Llama (32 M parameters at 8 layers). Interactive requests come at fixed moments,
+One `zoo serve --queue` with a random Llama (32 M parameters at 8 layers), or a stored model. Interactive requests come at fixed moments,
 `rate` a second, with prompts of 32 tokens and `tokens` tokens out, streamed: `--alone` seconds without a batch, then
 from the batch's submission to its end, or `--most` seconds, then `--alone` seconds without it again. No prompt comes
 twice.
@@ -90,7 +90,7 @@ def prompt_of(draw: random.Random, count: int = 32) -> list[int]:
     return [draw.randrange(300, 8000) for _ in range(count)]
 
 
-def lines(count: int, tokens: int) -> bytes:
+def lines(count: int, tokens: int, model: str) -> bytes:
     """Return the input file of a batch."""
     draw = random.Random(1)
     return b"".join(
@@ -100,7 +100,7 @@ def lines(count: int, tokens: int) -> bytes:
                 "method": "POST",
                 "url": "/v1/completions",
                 "body": {
-                    "model": "model", "prompt": prompt_of(draw), "max_tokens": tokens, "temperature": 0,
+                    "model": model, "prompt": prompt_of(draw), "max_tokens": tokens, "temperature": 0,
                     "ignore_eos": True,
                 },
             }
@@ -110,8 +110,12 @@ def lines(count: int, tokens: int) -> bytes:
     )  # fmt: skip
 
 
-async def ask(client: httpx.AsyncClient, draw: random.Random, tokens: int, due: float, seen: Watched) -> None:
-    body = {"model": "model", "prompt": prompt_of(draw), "max_tokens": tokens, "ignore_eos": True, "stream": True}
+async def ask(
+    client: httpx.AsyncClient, args: argparse.Namespace, draw: random.Random, due: float, seen: Watched
+) -> None:
+    body = {
+        "model": args.model, "prompt": prompt_of(draw), "max_tokens": args.tokens, "ignore_eos": True, "stream": True,
+    }  # fmt: skip
     first = 0.0
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
@@ -144,7 +148,7 @@ async def watch(
     due = seen.begin
     while due < end and not over():
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        asked.add(asyncio.create_task(ask(client, draw, args.tokens, due, seen)))
+        asked.add(asyncio.create_task(ask(client, args, draw, due, seen)))
         due += 1 / args.rate
     await asyncio.gather(*asked)
     probing.cancel()
@@ -159,7 +163,7 @@ async def measure(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         draw = random.Random(2)
         await watch(client, server, args, draw, _WARM)
         alone = await watch(client, server, args, draw, args.alone)
-        content = lines(args.lines, args.batch_tokens)
+        content = lines(args.lines, args.batch_tokens, args.model)
         status: dict[str, Any] = {"status": "validating"}
         stamps: dict[str, float] = {}
         answered: list[tuple[float, int]] = []
@@ -226,6 +230,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--stored", nargs=2, metavar=("STORE", "MODEL"), help="a model that a store has")
     parser.add_argument("--stalls", type=Path, help="where `benchmarks.queue.stalls` writes what stalled the loop")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -236,13 +241,15 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        make_model(folder / "model", args.layers)
-        with Store.open(folder / "store") as store:
-            ingest(store, open_source(str(folder / "model")), name="model")
+        source, args.model = args.stored or (str(folder / "store"), "model")
+        if args.stored is None:
+            make_model(folder / "model", args.layers)
+            with Store.open(source) as store:
+                ingest(store, open_source(str(folder / "model")), name=args.model)
         arguments = ["--queue", str(folder / "queue"), "--max-num-seqs", str(args.max_num_seqs)]
         threads = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
         program = {} if args.stalls is None else {"program": watched(args.stalls)}
-        server = Server(folder / "store", threads, "auto", arguments, **program)
+        server = Server(Path(source), threads, "auto", arguments, **program)
         try:
             found = asyncio.run(measure(server, args))
         finally:

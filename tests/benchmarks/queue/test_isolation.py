@@ -39,7 +39,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> dict[str, A
     monkeypatch.setattr(isolation.httpx, "AsyncClient", client)
     monkeypatch.setattr(isolation, "_WARM", 0.1)
     monkeypatch.setattr(isolation, "_SETTLE", 0.0)
-    args = argparse.Namespace(rate=100, alone=0.2, most=10, tokens=2, lines=3, batch_tokens=1)
+    args = argparse.Namespace(rate=100, alone=0.2, most=10, tokens=2, lines=3, batch_tokens=1, model="model")
     return asyncio.run(isolation.measure(server, args))  # type: ignore[arg-type]
 
 

@@ -127,38 +127,54 @@ static int linear_narrow(const float *x, int64_t rows, int64_t k, const struct p
     return 0;
 }
 
-/* As zoo_stored, on tiles, with a bfloat16 weight [n, k] whose rows are `apart` values apart: each panel is laid out before
- * its use, so that the bits are those of a packed weight. */
+/* As zoo_stored, on tiles, with a bfloat16 weight [n, k] whose rows are `apart` values apart. The weight's rows are the
+ * unit's first operand, as they lie, and x is laid out as the second one: products commute and the order of a sum is the
+ * unit's, so that the bits are those of a packed weight. Only rows that do not end with a tile are copied. */
 static int stored_on_tiles(const float *x, int64_t rows, int64_t k, const uint16_t *w, int64_t apart, const float *bias, int64_t n, float *out,
                            int threads)
 {
-    const int64_t pairs = (k + 1) / 2, step = (pairs + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, panels = (n + NR - 1) / NR;
-    const int64_t padded = (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, share = panels / (8 * threads) > 0 ? panels / (8 * threads) : 1;
-    uint32_t *paired = aligned_alloc(64, (size_t)(padded * step * 4 + 64) / 64 * 64);
-    if (paired == NULL) return 1;
+    const int64_t step = ((k + 1) / 2 + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, panels = (rows + NR - 1) / NR, padded = panels * NR;
+    const int64_t groups = (n + TILES_HEIGHT - 1) / TILES_HEIGHT, share = groups / (8 * threads) > 0 ? groups / (8 * threads) : 1;
+    const int in_tiles = k == 2 * step && apart % 2 == 0;
+    uint32_t *paired = aligned_alloc(64, (size_t)(padded * step * 4)), *columns = aligned_alloc(64, (size_t)(padded * step * 4));
+    if (paired == NULL || columns == NULL) {
+        free(paired);
+        free(columns);
+        return 1;
+    }
     int failed = 0;
 #pragma omp parallel num_threads(threads)
     {
         float buffer[TILES_HEIGHT * NR] ALIGNED;
-        uint32_t *panel = aligned_alloc(64, (size_t)(step * NR * 4)); /* whole tiles */
-        if (panel == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+        uint32_t *copied = aligned_alloc(64, (size_t)(TILES_HEIGHT * step * 4));
+        if (copied == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
         lay_out_pairs(x, rows, k, step, padded, paired);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t p = 0; p < panels; p++) pack_panel((const uint16_t *)paired, padded, 2 * step, 2 * step, 1, p, columns + p * step * NR);
         begin_tiles();
 #pragma omp for schedule(dynamic, share) nowait
-        for (int64_t p = 0; p < panels; p++) {
-            if (panel == NULL) continue;
-            const int64_t width = n - p * NR < NR ? n - p * NR : NR;
-            pack_panel(w, n, k, apart, 1, p, panel);
-            memset(panel + pairs * NR, 0, (size_t)((step - pairs) * NR) * 4);
-            for (int64_t lo = 0; lo < rows; lo += TILES_HEIGHT) {
-                const int64_t m = rows - lo < TILES_HEIGHT ? rows - lo : TILES_HEIGHT;
-                tiles_block(m, step, paired + lo * step, step, panel, NULL, NULL, buffer);
-                write_rows(m, width, buffer, bias == NULL ? NULL : bias + p * NR, NULL, 0, out + lo * n + p * NR, n);
+        for (int64_t g = 0; g < groups; g++) {
+            if (copied == NULL) continue;
+            const int64_t first = g * TILES_HEIGHT, height = n - first < TILES_HEIGHT ? n - first : TILES_HEIGHT;
+            const uint16_t *from = w + first * apart;
+            const int as_it_lies = in_tiles && height % TILE_ROWS == 0;
+            if (!as_it_lies) {
+                memset(copied, 0, (size_t)(TILES_HEIGHT * step) * 4);
+                for (int64_t i = 0; i < height; i++) memcpy(copied + i * step, from + i * apart, (size_t)k * 2);
+            }
+            for (int64_t p = 0; p < panels; p++) {
+                const int64_t lo = p * NR, m = rows - lo < NR ? rows - lo : NR;
+                tiles_block(height, step, as_it_lies ? (const uint32_t *)from : copied, as_it_lies ? apart / 2 : step, columns + lo * step, NULL,
+                            p == 0 ? (const uint32_t *)(from + TILES_HEIGHT * apart) : NULL, buffer);
+                for (int64_t i = 0; i < m; i++)
+                    for (int64_t j = 0; j < height; j++)
+                        out[(lo + i) * n + first + j] = buffer[j * NR + i] + (bias == NULL ? 0.0f : bias[first + j]);
             }
         }
         end_tiles();
-        free(panel);
+        free(copied);
     }
+    free(columns);
     free(paired);
     return failed;
 }

@@ -79,7 +79,7 @@ def test_products(build: Build, out: int, inputs: int) -> None:
     assert torch.equal(
         torch.cat([kernels.stored(x[:, :33], weight, bias), kernels.stored(x[:, 33:], weight, bias)], 1), stored
     )
-    if build.path == "emulated":
+    if kernels.path in ("emulated", "amx"):
         assert torch.equal(stored, kernels.linear(x, parts)), "a weight as stored has other bits than a packed one"
 
 
@@ -147,6 +147,19 @@ def test_the_zeros_after_a_row_do_not_meet_the_next_panel() -> None:
     weight[kernels.panel :] = torch.inf
     made = kernels.linear(torch.ones(1, 3, 34), Parts([kernels.pack(weight)], [2 * kernels.panel], [None]))
     assert torch.equal(made[..., : kernels.panel], torch.full((1, 3, kernels.panel), 34.0))
+
+
+@pytest.mark.parametrize("apart", [64, 65, 80])
+def test_a_stored_weight_is_read_no_further_than_its_rows(apart: int) -> None:
+    """What lies between its rows, and behind the last one, is infinite and would make NaN of zeros."""
+    kernels = compiled_for(Build("emulated"))
+    torch.manual_seed(5)
+    x, values = torch.randn(1, 40, 60), torch.randn(48, 60).bfloat16()
+    lying = torch.full((64, apart), torch.inf).bfloat16()
+    lying[:48, :60] = values
+    weight = lying[:48, :60]
+    made = kernels.linear(x, Parts([kernels.pack(values)], [48], [None]))
+    assert torch.equal(kernels.stored(x, weight), made)
 
 
 def test_the_fastest_path_of_the_processor_is_chosen() -> None:
