@@ -20,26 +20,39 @@ from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetad
 from runtime.kv.pool import PageView
 
 
+class RowKinds:
+    """The rows of a paging, by how the kernels attend: chunks of prompts, and rows of one token.
+
+    Attributes:
+        prompts: The chunks.
+        rows, tokens: Of each row of one token, its index in the page tables and that of its token in the forward
+            context; None for 0, 1, ….
+        lengths: Tokens that each of these attends to.
+    """
+
+    def __init__(self, paging: PagedMetadata) -> None:
+        spans = paging.spans
+        decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
+        everything = len(decodes) == len(spans)
+        self.prompts = PromptChunks(
+            [PromptChunk(span.lo, span.hi - span.lo, span.start, row, paging.reach(row)) for row, span in paging.chunks]
+        )
+        self.rows = None if everything else torch.tensor(decodes, dtype=torch.int64)
+        self.tokens = (
+            None
+            if everything and paging.tokens is None
+            else torch.tensor([spans[row].lo for row in decodes], dtype=torch.int64)
+        )
+        self.lengths = paging.lengths.contiguous() if self.rows is None else paging.lengths[self.rows]
+
+
 class NativeAttention:
     """`engine.step.context.AttentionBackend` with the kernels."""
 
     def __init__(self, kernels: Kernels, paging: PagedMetadata) -> None:
         self.paging = paging
         self._kernels = kernels
-        spans = paging.spans
-        decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
-        everything = len(decodes) == len(spans)
-        self._prompts = PromptChunks(
-            [PromptChunk(span.lo, span.hi - span.lo, span.start, row, paging.reach(row)) for row, span in paging.chunks]
-        )
-        self._some = len(decodes) > 0
-        self._rows = None if everything else torch.tensor(decodes, dtype=torch.int64)
-        self._tokens = (
-            None
-            if everything and paging.tokens is None
-            else torch.tensor([spans[row].lo for row in decodes], dtype=torch.int64)
-        )
-        self._lengths = paging.lengths if self._rows is None else paging.lengths[self._rows]
+        self._kinds = RowKinds(paging)
 
     @cached_property
     def _gathered(self) -> GatheredAttention:
@@ -55,26 +68,27 @@ class NativeAttention:
         )
 
     def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
-        if not self._some:
+        kinds = self._kinds
+        if not kinds.lengths.numel():
             return
         if not _takes(now):
             self._gathered.decode(layer, _in_one_dtype(now), out, sums)
             return
         pool = self._pool(layer, self.paging.view(now.key))
         query, into = _in_float32(now.query, out)
-        self._kernels.decode(query, pool, self._lengths, into, *_terms(now), self._tokens, self._rows, sums)
+        self._kernels.decode(query, pool, kinds.lengths, into, *_terms(now), kinds.tokens, kinds.rows, sums)
         if into is not out:
             out.copy_(into)
 
     def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
-        if not self._prompts.count:
+        if not self._kinds.prompts.count:
             return
         if not _takes(now):
             self._gathered.chunks(layer, _in_one_dtype(now), out, sums)
             return
         pool = self._pool(layer, self.paging.view(now.key))
         query, into = _in_float32(now.query, out)
-        self._kernels.chunks(query, pool, self._prompts, into, *_terms(now), sums)
+        self._kernels.chunks(query, pool, self._kinds.prompts, into, *_terms(now), sums)
         if into is not out:
             out.copy_(into)
 

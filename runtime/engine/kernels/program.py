@@ -1,10 +1,10 @@
-"""Programs: half layers run by one call into C, because a decode step of a small model is mostly Python overhead.
+"""Programs: half layers run by one call into C, because a step of a small model is mostly Python overhead.
 
     program_of(modules) -> Program      Program.run(hidden, frame, …) -> hidden
 
 A program is made for neighbouring units with modules that are fused halves over packed weights. It computes the same as
-these, by the same kernels. It can run only if every row of the forward context is one token, at one depth for all
-models, in pages of one size (`run`) or in the cells of one dense batch (`run_cells`).
+these, by the same kernels. It can run only at one depth for all models, over rows of any length in pages of one size
+(`run`), or over rows of one token in the cells of one dense batch (`run_cells`).
 
 Where other devices hold pages of a row in some layers, each of these layers cuts the call in two, between its K and V
 and its output: attention there is the context's own (`engine.attention.away`).
@@ -24,6 +24,7 @@ from runtime.engine.attention.interface import Tokens
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Grouped, spans_of
 from runtime.engine.kernels.operands import Parts
+from runtime.engine.kernels.paged_attention import RowKinds
 from runtime.engine.kernels.signatures import MOST_HEADS, MOST_WIDTH, Half, StepData
 from runtime.engine.layers.fused import FusedAttention, FusedFfn
 from runtime.engine.layers.operations import NativeNorm, NativeOperations
@@ -112,7 +113,7 @@ class Program:
 
         `paging` and `rotary` may be None where no half attends.
         """
-        if self._geometries and (paging is None or paging.tokens is not None or len(paging.spans) != frame.tokens):
+        if self._geometries and (paging is None or paging.tokens is not None):
             return False
         return self._plain(hidden, frame, rotary)
 
@@ -146,15 +147,16 @@ class Program:
             if paging.away:
                 cuts = [at for at, layer in enumerate(layers) if layer is not None and paging.is_away(layer)]
             tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
-            view, lengths = paging.view(self.like), paging.lengths.contiguous()
+            view, kinds = paging.view(self.like), RowKinds(paging)
             step.k_pool, step.v_pool, step.narrow = view.k.data_ptr(), view.v.data_ptr(), view.k.dtype == torch.bfloat16
             step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
             step.token_pages, step.token_offsets, step.lengths = (
                 pages.data_ptr(),
                 offsets.data_ptr(),
-                lengths.data_ptr(),
+                kinds.lengths.data_ptr(),
             )
             step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
+            _set_kinds(step, kinds)
         lows = self._adapters(frame, step, self._halves)
         for half, layer in zip(self._halves, layers, strict=True):
             half.layer = layer or 0
@@ -174,7 +176,9 @@ class Program:
             raise RuntimeError("a half that does not attend stopped before its attention")
         query, out = work.attention(self._halves[at])
         like = self.like.expand(work.step.rows, -1, -1)  # K and V are in the pages
-        attention.decode(layer, Tokens(query, like, like, module.how), out)
+        now = Tokens(query, like, like, module.how)
+        attention.decode(layer, now, out)
+        attention.chunks(layer, now, out)
 
     def run_cells(
         self,
@@ -235,6 +239,15 @@ class Program:
             half.in_lows, half.out_lows = (None if low is None else low.address for low in (into, out))
             alive += [into, out]
         return alive
+
+
+def _set_kinds(step: StepData, kinds: RowKinds) -> None:
+    """Point the step data to chunks of prompts and, where there are any, to the rows of one token beside them."""
+    if kinds.rows is None or kinds.tokens is None:
+        return
+    step.chunks, step.chunk_count = kinds.prompts.address, kinds.prompts.count
+    step.singles, step.single_tables = kinds.tokens.data_ptr(), kinds.rows.data_ptr()
+    step.single_count = kinds.rows.numel()
 
 
 def program_of(modules: Sequence[nn.Module]) -> Program | None:

@@ -192,6 +192,11 @@ class StepData(ctypes.Structure):
         ("wide", c_void_p),
         ("made", c_void_p),
         ("narrow", c_int64),
+        ("chunks", c_void_p),
+        ("chunk_count", c_int64),
+        ("singles", c_void_p),
+        ("single_tables", c_void_p),
+        ("single_count", c_int64),
     )
 
 

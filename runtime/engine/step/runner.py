@@ -118,7 +118,8 @@ class StepRun:
         self._kept, self._mix = kept, mix
         self._narrows = any(len(own) < batches[name].tokens for name, own in self._picks.items())
         self._narrowed: set[str] = set()
-        # Without chunks all layers may run in one call: rows without wanted logits are dropped after it.
+        # Without chunks all layers may run in one call: rows without wanted logits are dropped after it. With chunks
+        # there are many of these, and a call ends where they are dropped.
         self._chunks = picks is not None or any(len(row.tokens) > 1 for batch in batches.values() for row in batch.rows)
         self._watch = watch if self._chunks else None
         self._passed: dict[str, int] = {}  # by model: attention layers that have run
@@ -204,8 +205,7 @@ class StepRun:
                 self._run_head(unit, segment, adapters, hidden)
             if unit.kind == "lm_head" or not hidden.shape[1]:
                 break
-            apart = self._narrows and (self._chunks or bool(self._narrowed))
-            ahead = None if apart else self._run_ahead(segment, uses, at, hidden)
+            ahead = self._run_ahead(segment, uses[: self._end_of_call(segment)], at, hidden)
             hidden, at = ahead or (self._run_unit(unit, segment, adapters, layers, hidden), at + 1)
             if self._watch is not None and unit.attends:
                 self._passed |= {
@@ -217,6 +217,15 @@ class StepRun:
             self._hidden.update(zip(segment.models, parts, strict=True))
         if self._trace:
             self._record(segment, units, batches)
+
+    def _end_of_call(self, segment: Segment) -> int:
+        """Return before which unit one call for several units ends; 0: there is none."""
+        if self._watch is not None or self._narrowed:  # a call neither reports layers nor has dropped tokens' places
+            return 0
+        if not (self._narrows and self._chunks):
+            return len(segment.units)
+        starts = zip(segment.models, segment.starts, strict=True)
+        return max(0, min(self._batches[name].model.drops_from - start for name, start in starts))
 
     def _rows_passed(self) -> Mapping[str, int]:
         """Return how many attention layers each row has passed."""
@@ -285,8 +294,8 @@ class StepRun:
     def _run_ahead(
         self, segment: Segment, uses: Sequence[tuple[SharedComponent, _Keys, _Layers]], at: int, hidden: Tensor
     ) -> tuple[Tensor, int] | None:
-        """Run several units in one call if possible; return the hidden states and the index of the next unit."""
-        call = self._call(segment, uses, at, hidden)
+        """Run several of these units in one call if possible; return the hidden states and the index of the next one."""
+        call = self._call(segment, uses, at, hidden) if at < len(uses) else None
         if call is None:
             return None
         self.calls.append(call)
@@ -295,7 +304,8 @@ class StepRun:
     def _call(
         self, segment: Segment, uses: Sequence[tuple[SharedComponent, _Keys, _Layers]], at: int, hidden: Tensor
     ) -> Call | None:
-        found = self._frames.program(segment.models, segment.units, [unit for unit, _, _ in uses], at)
+        units = [unit for unit, _, _ in uses]
+        found = self._frames.program(segment.models, segment.units[: len(units)], units, at)
         if found is None:
             return None
         program, end = found

@@ -1,4 +1,4 @@
-/* All layers of a decode step in one call, and advancing its rows; included by kernels.c. */
+/* All layers of a step in one call, and advancing the rows of a decode step; included by kernels.c. */
 
 enum { ATTENTION = 0, FFN = 1 };
 
@@ -16,7 +16,7 @@ struct half {
     int64_t narrow; /* weights are bfloat16, and hidden is rounded to it */
 };
 
-/* What the rows of a step have in common; each row is one token. Scratch: normed [rows, width], wide [rows, widest
+/* What the rows of a step have in common; each row is one token, also of a prompt. Scratch: normed [rows, width], wide [rows, widest
  * in_total], made [rows, widest out_inputs]. */
 struct step {
     int64_t rows;
@@ -26,11 +26,15 @@ struct step {
     const int64_t *token_pages, *token_offsets; /* [layers, rows], [rows] */
     const int64_t *tables;                      /* [rows, layers, groups] by the two strides */
     int64_t table_stride, layer_stride;
-    const int64_t *lengths;
+    const int64_t *lengths; /* of sequences with one token each, which are all where there are no chunks */
     const int64_t *bounds;
     int64_t adapters;
     float *normed, *wide, *made;
-    int64_t narrow; /* pools are bfloat16 */
+    int64_t narrow;             /* pools are bfloat16 */
+    const struct chunk *chunks; /* of prompts */
+    int64_t chunk_count;
+    const int64_t *singles, *single_tables; /* the other sequences' tokens, and where they are in the tables */
+    int64_t single_count;
 };
 
 /* Norm and first products of a half: into `made` for an FFN, into `wide` for attention, whose K and V are written, too. */
@@ -65,8 +69,15 @@ static int attend_half(const struct half *half, const struct step *step, int thr
 {
     struct pages pages = {step->k_pool, step->v_pool, step->page_stride, step->page_tokens,
                           step->tables + half->layer * step->layer_stride, step->table_stride, step->narrow};
-    return zoo_decode(step->wide, half->in_total, NULL, NULL, step->lengths, step->rows, half->heads, half->kv_heads, half->dim,
-                      &pages, half->window, half->scale, 0.0f, step->made, NULL, threads);
+    if (step->chunk_count == 0)
+        return zoo_decode(step->wide, half->in_total, NULL, NULL, step->lengths, step->rows, half->heads, half->kv_heads, half->dim,
+                          &pages, half->window, half->scale, 0.0f, step->made, NULL, threads);
+    int failed = zoo_chunks(step->wide, half->in_total, step->chunks, step->chunk_count, half->heads, half->kv_heads, half->dim, &pages,
+                            half->window, half->scale, 0.0f, step->made, NULL, threads);
+    if (!failed && step->single_count > 0)
+        failed = zoo_decode(step->wide, half->in_total, step->singles, step->single_tables, step->lengths, step->single_count, half->heads,
+                            half->kv_heads, half->dim, &pages, half->window, half->scale, 0.0f, step->made, NULL, threads);
+    return failed;
 }
 
 /* Last product of a half, of `made`, added to hidden. */

@@ -36,8 +36,7 @@ class Elsewhere:
         self._here.write_kv(layer, key, value)
 
     def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
-        if not list(self.paging.chunks):
-            self.asked.append(layer)
+        self.asked.append(layer)
         self._here.decode(layer, now, out, sums)
 
     def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:

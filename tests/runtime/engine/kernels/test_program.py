@@ -1,4 +1,4 @@
-"""Layers in one call: decode steps use it, with adapters too, and give what the layers give one by one.
+"""Layers in one call: steps use it, with prompts and adapters too, and give what the layers give one by one.
 
 What the program cannot do runs module by module.
 """
@@ -37,8 +37,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def both(bench, names: list[str], **config: object) -> list[dict[str, list[int]]]:
-    """Return the answers of one engine with programs and of one without, all models in one batch."""
+def both(bench, names: list[str], **config: object) -> list[dict[str, list[tuple[int | None, float | None]]]]:
+    """Return the answers of one engine with programs and of one without, all models in one batch: tokens with their
+    log-probabilities.
+    """
     answers = []
     for wanted in (True, False):
         engine = PagedDevice(
@@ -46,21 +48,25 @@ def both(bench, names: list[str], **config: object) -> list[dict[str, list[int]]
         )  # type: ignore[arg-type]
         engine._registry.units.programs._wanted = wanted
         requests = [
-            ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(len(name), (3, 17)))
+            ask(name, prompt, f"{name}-{i}", logprobs=1)
+            for name in names
+            for i, prompt in enumerate(prompts(len(name), (3, 17)))
         ]
         out = drive(
             engine, {2 * at: [request] for at, request in enumerate(requests)}, Limits(max_num_batched_tokens=24)
         )
-        answers.append({request.seq: out.tokens(request.seq) for request in requests})
+        answers.append(
+            {each.seq: [(event.token, event.logprob) for event in out.events[each.seq]] for each in requests}
+        )
     return answers
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_decode_step_is_one_call(bench, runs, family):
+def test_a_step_is_one_call(bench, runs, family):
     name = bench.family(family, f"program-{family}", num_hidden_layers=3, seed=4)
     ahead, one_by_one = both(bench, [name])
     assert ahead == one_by_one
-    assert runs and set(runs) == {6}, "three layers of two halves each"
+    assert set(runs) == {5, 6}, "three layers of two halves each; with prompts all but the last half"
 
 
 def test_models_that_share_layers_and_adapters(bench, runs):
@@ -87,7 +93,7 @@ def test_adapters_on_gate_and_up(bench, runs, targets):
     ]
     ahead, one_by_one = both(bench, names)
     assert ahead == one_by_one
-    assert set(runs) == {4} and ahead[f"{names[1]}-0"] != ahead[f"{base}-0"]
+    assert set(runs) == {3, 4} and ahead[f"{names[1]}-0"] != ahead[f"{base}-0"]
 
 
 @pytest.mark.parametrize("targets", [MLP, ["down_proj"], ["up_proj"]], ids="+".join)
@@ -154,4 +160,7 @@ def test_heads_too_wide_for_the_kernels_attend_elsewhere(bench, runs, monkeypatc
         monkeypatch.setattr(module, "MOST_WIDTH", 4)
     runs.clear()
     wide, _ = both(bench, [name])
-    assert wide == ahead and not runs
+    assert not runs
+    assert {seq: [token for token, _ in one] for seq, one in wide.items()} == {
+        seq: [token for token, _ in one] for seq, one in ahead.items()
+    }
