@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -31,10 +31,9 @@ from runtime.engine.sampling.sampler import STOCK
 from runtime.engine.step.batch import ContextSource, ModelBatch, RowChunk, StepProgram, adapter_spans
 from runtime.engine.step.context import AdapterMix, AttentionBackend, ForwardContext, Kept, PagedMetadata, running
 from runtime.engine.step.probing import StepProbes
-from runtime.engine.step.segments import Segment, cut_segment, plan_segments
+from runtime.engine.step.segments import Segment, cut_segment, plan_segments, told_apart
 from runtime.kv.transfers import put
 from runtime.types import SegmentRun
-from surgery.chains.plan import STITCH
 from surgery.modules.components import LmHead, Where
 
 #: By model: the key of the adapter on a unit, and which attention layer it is; None where there is none.
@@ -294,7 +293,7 @@ class StepRun:
     def _run_ahead(
         self, segment: Segment, uses: Sequence[tuple[SharedComponent, _Keys, _Layers]], at: int, hidden: Tensor
     ) -> tuple[Tensor, int] | None:
-        """Run several of these units in one call if possible; return the hidden states and the index of the next one."""
+        """Run several of these units in one call if possible; return hidden states and the index of the next unit."""
         call = self._call(segment, uses, at, hidden) if at < len(uses) else None
         if call is None:
             return None
@@ -389,7 +388,7 @@ class StepRun:
         """Record what ran, each stitch as an entry of its own."""
         start = segment.starts[0]
         layers = [placed.layer for placed in batches[0].model.manifest.components[start : start + len(units)]]
-        for lo, hi in _told_apart(units):
+        for lo, hi in told_apart([unit.kind for unit in units]):
             self.segments.append(
                 SegmentRun(
                     components=segment.units[lo:hi],
@@ -400,16 +399,3 @@ class StepRun:
                     tokens=sum(batch.tokens for batch in batches),
                 )
             )
-
-
-def _told_apart(units: Sequence[SharedComponent]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of a segment's units: each stitch alone, the units between stitches together."""
-    lo = 0
-    for at, unit in enumerate(units):
-        if unit.kind == STITCH:
-            if lo < at:
-                yield lo, at
-            yield at, at + 1
-            lo = at + 1
-    if lo < len(units):
-        yield lo, len(units)

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from surgery.chains.plan import STITCH
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -82,3 +84,16 @@ def _append(segments: list[Segment], models: tuple[str, ...], unit: str, starts:
             segments[-1] = Segment(models, (*last.units, unit), last.starts)
             return
     segments.append(Segment(models, (unit,), starts))
+
+
+def told_apart(kinds: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of a segment's units by their kinds: each stitch alone, the units between stitches together."""
+    lo = 0
+    for at, kind in enumerate(kinds):
+        if kind == STITCH:
+            if lo < at:
+                yield lo, at
+            yield at, at + 1
+            lo = at + 1
+    if lo < len(kinds):
+        yield lo, len(kinds)
