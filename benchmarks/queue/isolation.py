@@ -4,9 +4,9 @@
         [--batch-tokens 4] [--layers 2] [--max-num-seqs 32] [--stored STORE MODEL] [--output FILE]
 
 One `zoo serve --queue` with a random Llama (32 M parameters at 8 layers), or a stored model. Interactive requests come
-at fixed moments, `rate` a second, with prompts of 32 tokens and `tokens` tokens out, streamed: `--alone` seconds without a batch, then
-from the batch's submission to its end, or `--most` seconds, then `--alone` seconds without it again. No prompt comes
-twice.
+at fixed moments, `rate` a second, with prompts of 32 tokens and `tokens` tokens out, streamed: `--alone` seconds
+without a batch, then from the batch's submission to its end, or `--most` seconds, then `--alone` seconds without it
+again. No prompt comes twice.
 
 - `first_ms`, `whole_ms`: of interactive requests, from the moment at which they were due.
 - `tenths`: the same of each tenth of the phase, with the lines that had been answered at its end.
