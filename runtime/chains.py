@@ -602,7 +602,8 @@ class StageEngine(Protocol):
     - A stage without attention takes no pages. Pages have the same bytes on all devices, and all stages of a model put
       the same number of tokens into a page. Positions before a table's first row are already in its pages: they are
       shared, or were written by `write_pages`.
-    - An engine may defer rows when its batch has no room (`StepResult.deferred`). `lacks` lists what it cannot do.
+    - An engine may defer rows when its batch has no room, and, where the plan says so (`StepPlan.defers`), when their
+      grammars are not ready (`StepResult.deferred`). `lacks` lists what it cannot do.
 
     All calls come from one thread, except with a second lane.
     """

@@ -235,6 +235,8 @@ class StepPlan:
     `batch`: number of the persistent batch that the rows are, in the same order and one token on since the last step
     with that number; 0 for any other step.
 
+    `defers`: the engine may defer rows of which it cannot choose a token yet (`StepResult.deferred`).
+
     The sequences of a failed step are in the next plan's `released` again, because the engine may have failed before or
     after it opened them; it ignores unknown ones. `rows` may be empty, when a model is about to be unloaded.
     """
@@ -246,6 +248,7 @@ class StepPlan:
     copied: tuple[Copied, ...] = ()
     batch: int = 0
     place_changes: tuple[PlaceChange, ...] = ()
+    defers: bool = False
 
     @property
     def tokens(self) -> int:
@@ -311,8 +314,8 @@ class StepResult:
     Fields:
         segments: Segments that ran; filled only while tracing is on.
         busy: Nanoseconds that the step took.
-        deferred: Sequences of the plan that did not run, because the batch had no room. Their state is unchanged and
-            they are planned again. At least one row of a non-empty plan runs.
+        deferred: Sequences of the plan that did not run, because the batch had no room, or a grammar is not ready.
+            They have no results, and are planned again as they were. At least one row of a non-empty plan runs.
         idle: Padding tokens that were computed.
     """
 

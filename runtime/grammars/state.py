@@ -34,16 +34,16 @@ class GrammarState:
     def __init__(self, grammars: CompiledGrammars, grammar: str, size: int, ends: Sequence[int]) -> None:
         self._grammars, self._grammar, self._size, self._ends = grammars, grammar, size, ends
         self._matcher: LLMatcher | None = None
-        self._consumed: list[int] = []
+        self._output: list[int] = []
 
-    def allowed(self, output: Sequence[int]) -> TokenMask:
-        """Return which tokens may follow the output.
+    def allowed(self, kept: int, new: Sequence[int] = ()) -> TokenMask:
+        """Return which tokens may follow the output: its first `kept` tokens until now, and new ones.
 
         Where the grammar's limits are reached, or the output is not one of the grammar, only the ends may follow: the
         frontend then reports that the answer is not complete (`runtime.frontend.choice`).
         """
         try:
-            matcher = self._follow(output)
+            matcher = self._follow(kept, new)
             bits = None if matcher.is_error() else matcher.compute_bitmask()
             if bits is not None and not matcher.is_error():
                 words = np.frombuffer(bits, "<u4")
@@ -63,13 +63,16 @@ class GrammarState:
         out[:count] = words[:count]
         return out
 
-    def _follow(self, output: Sequence[int]) -> LLMatcher:
+    def _follow(self, kept: int, new: Sequence[int]) -> LLMatcher:
         """Return the matcher behind the output. Raises GrammarRefused."""
-        known = len(self._consumed)
-        if self._matcher is None or self._consumed != list(output[:known]):
-            self._matcher, self._consumed, known = self._grammars.matcher(self._grammar), [], 0
-        new = list(output[known:])
+        if kept > len(self._output):
+            raise ValueError(f"token {kept} follows {len(self._output)} tokens")
+        whole = self._matcher is None or kept < len(self._output)
+        del self._output[kept:]
+        self._output += new
+        if self._matcher is None or whole:
+            self._matcher, new = None, self._output
+            self._matcher = self._grammars.matcher(self._grammar)
         if new:
-            self._matcher.consume_tokens(new)
-            self._consumed += new
+            self._matcher.consume_tokens(list(new))
         return self._matcher

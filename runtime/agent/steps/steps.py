@@ -132,7 +132,9 @@ class StepPlanner:
         self.number += 1
         copied = self._sequence_table.take_copied() if self._sequence_table.copied else ()
         places = self._tables.take_place_changes() if self._tables.place_changes else ()
-        plan = StepPlan(self.number, rows, opened, self._tables.take_released(), copied, batch, places)
+        # Shadow rows, and rows that the next step has been planned with, cannot be put back into the queue.
+        defers = lane != "ahead" and not self._looks_ahead and not (chosen and chosen[0].shadow)
+        plan = StepPlan(self.number, rows, opened, self._tables.take_released(), copied, batch, places, defers)
         self.under_way.setdefault(lane, []).append((plan, chosen))
         if self._looks_ahead:
             on = [each for each in chosen if each.credit is not None and each.generated + 1 < each.credit.until]

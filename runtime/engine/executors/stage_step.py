@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from runtime.engine.executors.paged import eager, laid, learn, open_pages
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.recording.graphs import Graphs
-from runtime.engine.sampling.output import Outcome, Sampling, sampling_of, wanted_of
+from runtime.engine.sampling.output import Outcome, Sampling, closed_constraint, sampling_of, wanted_of
 from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.decode_reuse import DecodeReuse, ReusedStep
 from runtime.engine.step.probing import StepProbes
@@ -40,6 +41,7 @@ class Begun:
         made: Outputs and trace of the step; also its tokens if it reused a decode step.
         saved: By batch, its rows and the hidden states that they ask for (`StepRun.saved`).
         probes: Forecasts that rows ask for; None for none.
+        late: Rows of the plan that did not run, since their grammars are not ready.
     """
 
     step: int
@@ -48,17 +50,21 @@ class Begun:
     made: ReusedStep
     saved: Sequence[tuple[ModelBatch, Mapping[int, Tensor]]] = ()
     probes: StepProbes | None = None
+    late: Sequence[str] = ()
 
     def result(self) -> StageResult:
         """Wait for the sampled tokens and return the step's result."""
         outcome = self.made.outcome if self.sampling is None else self.sampling.read()
         busy = time.perf_counter_ns() - self.begin
         return StageResult(
-            StepResult(self.step, outcome.sampled, outcome.prompts, self.made.segments, busy),
+            StepResult(self.step, outcome.sampled, outcome.prompts, self.made.segments, busy, self._deferred()),
             self.made.outputs,
             _saved(self.saved),
             {} if self.probes is None else self.probes.lengths(),
         )
+
+    def _deferred(self) -> tuple[str, ...]:
+        return (*self.late, *(() if self.sampling is None else self.sampling.deferred))
 
 
 def stepped(
@@ -101,19 +107,43 @@ def stepped(
     )
     if made is not None:
         return Begun(plan.step, begin, None, made)
+    plan, defers, late = _without_late(models, plan) if plan.defers else (plan, False, ())
     batches = {name: _begun(batch, inputs, units.device) for name, batch in laid(models, plan, before).items()}
     away = any(batch.away for batch in batches.values())
     logits = None if graphs is None or away else graphs.forward(batches)
     if logits is not None:
-        return Begun(plan.step, begin, *_replayed(batches, units, logits, stays, before))
+        return Begun(plan.step, begin, *_replayed(batches, units, logits, stays, before), late=late)
     run = eager(batches, units, pool, trace, watch)
-    sampling = run.sample(units.operations, before)
+    sampling = run.sample(units.operations, before, defers)
     if decode_reuse is not None and not away:
         sampling.read()
-        decode_reuse.remember_step(plan, batches, run)
+        if not sampling.deferred:
+            decode_reuse.remember_step(plan, batches, run)
     told = ReusedStep(_NOTHING, _outputs(batches, run.behind, stays), tuple(run.segments))
     saved = [(batches[name], states) for name, states in run.saved.items()]
-    return Begun(plan.step, begin, sampling, told, saved, run.probes if run.probes.cuts else None)
+    return Begun(plan.step, begin, sampling, told, saved, run.probes if run.probes.cuts else None, late)
+
+
+class _RestOfPlan(NamedTuple):
+    """A plan without the rows `late`, and whether more of them may be deferred."""
+
+    plan: StepPlan
+    defers: bool
+    late: Sequence[str]
+
+
+def _without_late(models: Mapping[str, LoadedModel], plan: StepPlan) -> _RestOfPlan:
+    """Leave the rows out that a step before went on without, and that still have no grammar that is ready.
+
+    If no row would be left, the step waits for all of them.
+    """
+    closed = {row.seq: one for row in plan.rows if (one := closed_constraint(models[row.model], row)) is not None}
+    if not closed or len(closed) == len(plan.rows):
+        return _RestOfPlan(plan, False, ())
+    late = [seq for seq, one in closed.items() if one.late]
+    if not late:
+        return _RestOfPlan(plan, True, ())
+    return _RestOfPlan(replace(plan, rows=tuple(row for row in plan.rows if row.seq not in late), batch=0), True, late)
 
 
 def _outputs(batches: Mapping[str, ModelBatch], behind: Mapping[str, Tensor], stays: bool) -> Mapping[str, Array]:

@@ -193,7 +193,7 @@ class LoadedModel:
         if request.sampling.grammar and self.constraints is not None and self.has_head:
             held.constraint = self.constraints.open(self.manifest, self.spec, request.sampling)
             if held.constraint is not None:
-                prepare_masks([(held.constraint, output)])
+                prepare_masks([(held.constraint, 0, output)])
 
     def change_place(self, one: PlaceChange) -> None:
         """Record that another device has page sets of a sequence, or no longer; one that is not open is ignored."""

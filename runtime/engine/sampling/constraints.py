@@ -3,15 +3,19 @@
     opened, or a step's tokens read --prepare--> thread: grammar follows the tokens, next mask
     next step's logits              --allowed--> the mask, usually ready since the model's layers took longer
 
-llguidance releases Python's lock while it works. A mask is a function of (grammar, output), so what the thread has
-prepared is used only for the same output, and anything else is computed anew.
+llguidance releases Python's lock while it compiles and computes. A mask is a function of (grammar, output). The thread
+is told what changes of an output, not the whole of it, so that a token costs the same in long answers; what it has
+prepared is used only for the same number of tokens, and anything else is computed anew.
+
+A first mask may take long: the vocabulary is read, the grammar compiled. So it has a thread of its own, and the other
+rows of a step need not wait for it (`open_within`); all later ones take less than a step.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from runtime.grammars.compiled import CompiledGrammars
 from runtime.grammars.state import GrammarState, TokenMask
@@ -27,22 +31,42 @@ _VOCABULARIES = 8
 
 
 class Constraint:
-    """The constraint of one open sequence."""
+    """The constraint of one open sequence.
 
-    def __init__(self, state: Callable[[], GrammarState], thread: ThreadPoolExecutor) -> None:
-        self._make, self._thread = state, thread
+    Args:
+        opening: The thread of its first mask.
+        thread: That of the later ones.
+
+    Attributes:
+        late: Whether a step went on without its first mask (`open_within`).
+    """
+
+    def __init__(
+        self, state: Callable[[], GrammarState], opening: ThreadPoolExecutor, thread: ThreadPoolExecutor
+    ) -> None:
+        self._make, self._opening, self._later = state, opening, thread
         self._state: GrammarState | None = None
-        self._prepared: tuple[int, ...] = ()
+        self._prepared = 0
         self._mask: PreparedMask | None = None
+        self._open = self.late = False
 
-    def allowed(self, output: Sequence[int]) -> TokenMask:
-        """Return which tokens may follow the output (`runtime.grammars.state`).
+    @property
+    def is_open(self) -> bool:
+        """Whether the first mask has been computed; later ones take less than a step."""
+        self._open = self._open or (self._mask is not None and self._mask[0].done())
+        return self._open
+
+    @property
+    def _thread(self) -> ThreadPoolExecutor:
+        return self._later if self.is_open else self._opening
+
+    def allowed(self, count: int) -> TokenMask:
+        """Return which tokens may follow the first `count` ones of the output (`runtime.grammars.state`).
 
         Raises what reading a vocabulary raises.
         """
-        tokens = tuple(output)
-        if self._mask is None or self._prepared != tokens:
-            prepare_masks([(self, tokens)])
+        if self._mask is None or self._prepared != count:
+            prepare_masks([(self, count, ())])
         if self._mask is None:
             raise RuntimeError("the mask was not prepared")
         masks, place = self._mask
@@ -51,32 +75,40 @@ class Constraint:
             raise found
         return found
 
-    def _compute(self, output: tuple[int, ...]) -> TokenMask:
+    def _compute(self, kept: int, new: Sequence[int]) -> TokenMask:
         if self._state is None:
             self._state = self._make()
-        return self._state.allowed(output)
+        return self._state.allowed(kept, new)
 
 
-def prepare_masks(wanted: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
-    """Begin the masks behind outputs on the constraints' threads, in the order of the calls.
+def open_within(constraints: Sequence[Constraint], seconds: float) -> None:
+    """Wait until all first masks have been computed, but at most so long; mark the rest as `late`."""
+    wait([each._mask[0] for each in constraints if each._mask is not None and not each.is_open], timeout=seconds)
+    for each in constraints:
+        each.late = not each.is_open
+
+
+def prepare_masks(wanted: Sequence[tuple[Constraint, int, Sequence[int]]]) -> None:
+    """Begin the next masks on the constraints' threads, in the order of the calls: behind so many tokens of the output,
+    and the new ones that follow them.
 
     A thread gets all of a call in one piece: passing one on takes as long as computing a mask.
     """
-    pieces: dict[ThreadPoolExecutor, list[tuple[Constraint, tuple[int, ...]]]] = {}
-    for constraint, output in wanted:
-        pieces.setdefault(constraint._thread, []).append((constraint, tuple(output)))
+    pieces: dict[ThreadPoolExecutor, list[tuple[Constraint, int, tuple[int, ...]]]] = {}
+    for constraint, kept, new in wanted:
+        pieces.setdefault(constraint._thread, []).append((constraint, kept, tuple(new)))
     for thread, piece in pieces.items():
         masks = thread.submit(_compute_masks, piece)
-        for place, (constraint, tokens) in enumerate(piece):
-            constraint._prepared, constraint._mask = tokens, (masks, place)
+        for place, (constraint, kept, new) in enumerate(piece):
+            constraint._prepared, constraint._mask = kept + len(new), (masks, place)
 
 
-def _compute_masks(piece: Sequence[tuple[Constraint, tuple[int, ...]]]) -> list[TokenMask | Exception]:
+def _compute_masks(piece: Sequence[tuple[Constraint, int, Sequence[int]]]) -> list[TokenMask | Exception]:
     """Return the masks; an error in place of one is that sequence's own."""
     out: list[TokenMask | Exception] = []
-    for constraint, output in piece:
+    for constraint, kept, new in piece:
         try:
-            out.append(constraint._compute(output))
+            out.append(constraint._compute(kept, new))
         except Exception as error:  # raised where the mask is read
             out.append(error)
     return out
@@ -89,17 +121,20 @@ class Constraints:
         self._store = store
         self._grammars: dict[object, CompiledGrammars] = {}
         self._lock = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
 
     def open(self, manifest: ModelManifest, spec: ModelSpec, sampling: SamplingParams) -> Constraint | None:
         """Return the constraint of a sequence, None for one without a grammar."""
         if not sampling.grammar:
             return None
-        # One thread: a sequence's masks are computed in order, and no step waits for more than one mask per row.
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="zoo-masks")
+        # One thread each: a sequence's masks are computed in order, and no step waits for more than one mask per row.
+        self._threads = self._threads or (
+            ThreadPoolExecutor(1, thread_name_prefix="zoo-grammars"),
+            ThreadPoolExecutor(1, thread_name_prefix="zoo-masks"),
+        )
         grammar, ends = sampling.grammar, spec.eos_token_ids
         return Constraint(
-            lambda: GrammarState(self._compiled(manifest, spec), grammar, spec.vocab_size, ends), self._thread
+            lambda: GrammarState(self._compiled(manifest, spec), grammar, spec.vocab_size, ends), *self._threads
         )
 
     def _compiled(self, manifest: ModelManifest, spec: ModelSpec) -> CompiledGrammars:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import msgspec
 from torch import Tensor
 
-from runtime.engine.models.loaded import Held
+from runtime.engine.models.loaded import Held, LoadedModel
 from runtime.engine.sampling.choice import TokenChoice
-from runtime.engine.sampling.constraints import Constraint, prepare_masks
+from runtime.engine.sampling.constraints import Constraint, open_within, prepare_masks
 from runtime.engine.sampling.row_request import (
     PartScores,
     PooledStates,
@@ -27,6 +27,9 @@ from runtime.engine.sampling.sampler import STOCK, Drawn, draw, reads_output
 from runtime.engine.step.batch import ModelBatch
 from runtime.kv.transfers import put
 from runtime.types import PromptLogprobs, Row, Sampled
+
+#: Seconds for which a step waits for grammars at most, where it may go on without their rows.
+PATIENCE = 0.005
 
 
 class WantedLogits(msgspec.Struct, frozen=True, gc=False):
@@ -86,6 +89,8 @@ class Sampling:
         self._held: dict[str, list[Held]] = {}
         self._prompts: list[PartScores | PooledStates] = []
         self._outcome: Outcome | None = None
+        #: Rows that got no token, since their grammars are not ready.
+        self.deferred: list[str] = []
 
     def add(self, name: str, drawn: Drawn, held: list[Held]) -> None:
         """Add a model's tokens and the sequences that get them."""
@@ -112,14 +117,14 @@ class Sampling:
         """
         if self._outcome is None:
             sampled: list[Sampled] = []
-            bound: list[tuple[Constraint, Sequence[int]]] = []
+            bound: list[tuple[Constraint, int, Sequence[int]]] = []
             for name, drawn in self._drawn.items():
                 told = drawn.read()
                 for held, draw, one in zip(self._held[name], drawn.draws, told, strict=True):
                     del held.output[draw.generated :]
                     held.output.append(one.token)
                     if held.constraint is not None:
-                        bound.append((held.constraint, held.output))
+                        bound.append((held.constraint, len(held.output) - 1, (one.token,)))
                 sampled.extend(told)
             prepare_masks(bound)
             self._outcome = Outcome(tuple(sampled), tuple(part.read() for part in self._prompts))
@@ -132,6 +137,7 @@ def sampling_of(
     logits: Mapping[str, Tensor],
     choice: TokenChoice = STOCK,
     before: Sampling | None = None,
+    defers: bool = False,
 ) -> Sampling:
     """Sample every model's rows.
 
@@ -140,13 +146,31 @@ def sampling_of(
         logits: [wanted rows, vocabulary] by model.
         before: the sampling of the preceding step if it may not have been read yet. It is read first if an awaiting row
             has penalties or a grammar, which depend on the tokens produced so far.
+        defers: rows with grammars that are not ready may be left out; some rows remain.
     """
     made = Sampling()
+    if defers:
+        made.deferred = _late_rows(batches, wanted)
     for name, batch in batches.items():
         scored = [want for want in wanted[name] if want.pooled is None]
         if scored:
             _finish(name, batch, scored, logits[name], choice, before, made)
     return made
+
+
+def _late_rows(batches: Mapping[str, ModelBatch], wanted: Mapping[str, Sequence[WantedLogits]]) -> list[str]:
+    """Return the rows with grammars that are not ready, after some patience."""
+    rows = [(batches[name].model, want.row) for name, some in wanted.items() for want in some if want.row.sample]
+    closed = {row.seq: one for model, row in rows if (one := closed_constraint(model, row)) is not None}
+    if closed:
+        open_within([*closed.values()], PATIENCE)
+    return [seq for seq, one in closed.items() if one.late]
+
+
+def closed_constraint(model: LoadedModel, row: Row) -> Constraint | None:
+    """Return the constraint of a row if its first mask has not been computed; else, and without a grammar, None."""
+    found = model.sequences[row.seq].constraint if row.sample else None
+    return None if found is None or found.is_open else found
 
 
 def _finish(
@@ -164,6 +188,9 @@ def _finish(
     at = 0
     for want in wanted:
         count = want.hi - want.lo
+        if want.row.seq in made.deferred:
+            at += count
+            continue
         if asks_prompt(batch.model, want.row):
             made.add_prompt(prompt_part(PromptPart(batch.model, want.row, logits[at : at + count]), choice))
         at += count

@@ -107,7 +107,9 @@ def draw(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice = STOCK) -> 
 
 def _allow_(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice) -> None:
     """Set to minus infinity what the rows' grammars forbid."""
-    masks = {row: draw.constraint.allowed(draw.output) for row, draw in enumerate(draws) if draw.constraint is not None}
+    masks = {
+        row: draw.constraint.allowed(len(draw.output)) for row, draw in enumerate(draws) if draw.constraint is not None
+    }
     if masks:
         choice.allow_(logits, masks)
 

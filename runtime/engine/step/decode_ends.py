@@ -108,7 +108,7 @@ class AskedOfRows:
         for at, model in self.bound:
             held = model.sequences[rows[at].seq]
             if held.constraint is not None:
-                masks[at] = held.constraint.allowed(held.output[: rows[at].generated])
+                masks[at] = held.constraint.allowed(min(rows[at].generated, len(held.output)))
         if not self.sampled:
             return masks, (), None
         return masks, self.sampled, columns_of(self.params, [rows[at].generated for at in self.sampled])

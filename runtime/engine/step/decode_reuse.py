@@ -259,7 +259,7 @@ class _Course:
     def _append_tokens(self, rows: Sequence[Row], tokens: Sequence[int]) -> tuple[Sampled, ...]:
         """Append a token to the output of each row's sequence, and return them."""
         sampled: list[Sampled] = []
-        bound: list[tuple[Constraint, Sequence[int]]] = []
+        bound: list[tuple[Constraint, int, Sequence[int]]] = []
         for part in self._parts:
             sequences = part.model.sequences
             for at in range(part.lo, part.hi):
@@ -268,7 +268,7 @@ class _Course:
                 del held.output[row.generated :]
                 held.output.append(token)
                 if held.constraint is not None:
-                    bound.append((held.constraint, held.output))
+                    bound.append((held.constraint, len(held.output) - 1, (token,)))
                 sampled.append(Sampled(row.seq, token))
         if bound:
             prepare_masks(bound)

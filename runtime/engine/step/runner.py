@@ -132,14 +132,15 @@ class StepRun:
         """Run every segment, sample, and wait for the tokens. `choice`: how tokens are chosen."""
         return self.sample(choice).read()
 
-    def sample(self, choice: TokenChoice = STOCK, before: Sampling | None = None) -> Sampling:
+    def sample(self, choice: TokenChoice = STOCK, before: Sampling | None = None, defers: bool = False) -> Sampling:
         """Run every segment and sample, without waiting for the tokens.
 
         Args:
             choice: How tokens are chosen.
             before: Sampling of the step before (`engine.sampling.output`).
+            defers: Rows may be left out (`sampling_of`).
         """
-        made = sampling_of(self._batches, self._wanted, self.forward(), choice, before)
+        made = sampling_of(self._batches, self._wanted, self.forward(), choice, before, defers)
         made.add_prompt(self.pooled)
         return made
 

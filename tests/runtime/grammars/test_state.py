@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,11 +35,24 @@ def grammars() -> CompiledGrammars:
     return CompiledGrammars(vocabulary_of(Texts(), SIZE, [END]))
 
 
-def state(grammars: CompiledGrammars, grammar: str) -> GrammarState:
-    return GrammarState(grammars, grammar, SIZE, [END])
+class Told:
+    """A state, and what it was told of its output: what changes of it is told next."""
+
+    def __init__(self, state: GrammarState) -> None:
+        self.state, self.output = state, list[int]()
+
+    def allowed(self, output: list[int]) -> Any:
+        same = [a == b for a, b in zip(self.output, output, strict=False)]
+        kept = [*same, False].index(False)
+        self.output = output
+        return self.state.allowed(kept, output[kept:])
 
 
-def allowed(state: GrammarState, *output: str) -> set[str]:
+def state(grammars: CompiledGrammars, grammar: str) -> Told:
+    return Told(GrammarState(grammars, grammar, SIZE, [END]))
+
+
+def allowed(state: Told, *output: str) -> set[str]:
     words = state.allowed([TEXTS.index(text) for text in output])
     assert words.dtype == np.uint32 and len(words) == -(-SIZE // 32)
     found = {token for token in range(32 * len(words)) if int(words[token // 32]) >> token % 32 & 1}
@@ -68,6 +82,13 @@ def test_other_outputs_than_the_one_before_are_computed_anew(grammars: CompiledG
     for output in outputs:
         assert allowed(one, *output) == allowed(state(grammars, grammar), *output), output
     assert allowed(one, '{"', "a", '": ') & {"1", '"', "2"} == {"1", '"'}
+
+
+def test_an_output_has_no_gaps(grammars: CompiledGrammars) -> None:
+    one = state(grammars, from_choices(["abc"]))
+    assert allowed(one, "a") == {"b", "bc"}
+    with pytest.raises(ValueError, match="token 3 follows 1 tokens"):
+        one.state.allowed(3)
 
 
 def test_beyond_its_limits_an_answer_can_only_end(grammars: CompiledGrammars) -> None:

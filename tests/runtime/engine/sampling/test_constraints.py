@@ -8,20 +8,22 @@ from threading import Event
 import numpy as np
 import pytest
 
-from runtime.engine.sampling.constraints import Constraint, prepare_masks
+from runtime.engine.sampling.constraints import Constraint, open_within, prepare_masks
 
 
 class Counting:
     """A state of which the mask allows the tokens of the output."""
 
     def __init__(self) -> None:
+        self.output: list[int] = []
         self.computed: list[tuple[int, ...]] = []
 
-    def allowed(self, output):
-        self.computed.append(tuple(output))
-        if 7 in output:
+    def allowed(self, kept, new):
+        self.output = [*self.output[:kept], *new]
+        self.computed.append(tuple(self.output))
+        if 7 in self.output:
             raise ValueError("seven")
-        return np.array([sum(1 << token for token in output)], np.uint32)
+        return np.array([sum(1 << token for token in self.output)], np.uint32)
 
 
 def tokens(words) -> list[int]:
@@ -31,27 +33,28 @@ def tokens(words) -> list[int]:
 def test_a_prepared_mask_is_computed_once_and_used_for_its_output_only():
     state = Counting()
     with ThreadPoolExecutor(1) as thread:
-        one = Constraint(lambda: state, thread)
-        prepare_masks([(one, [3])])
-        assert tokens(one.allowed([3])) == [3] and tokens(one.allowed([3])) == [3]
+        one = Constraint(lambda: state, thread, thread)
+        prepare_masks([(one, 0, [3])])
+        assert tokens(one.allowed(1)) == [3] and tokens(one.allowed(1)) == [3]
         assert state.computed == [(3,)]
-        prepare_masks([(one, [3, 4])])
-        assert tokens(one.allowed([3, 5])) == [3, 5]
-        assert tokens(one.allowed([])) == []
+        prepare_masks([(one, 1, [4])])
+        prepare_masks([(one, 1, [5])])
+        assert tokens(one.allowed(2)) == [3, 5]
+        assert tokens(one.allowed(0)) == []
     assert state.computed == [(3,), (3, 4), (3, 5), ()]
 
 
-def test_an_output_that_grows_behind_the_thread_does_not_change_its_mask():
+def test_new_tokens_that_grow_behind_the_thread_do_not_change_its_mask():
     state, output = Counting(), [1]
     with ThreadPoolExecutor(1) as thread:
         held = Event()
         thread.submit(held.wait)
-        one = Constraint(lambda: state, thread)
-        prepare_masks([(one, output)])
+        one = Constraint(lambda: state, thread, thread)
+        prepare_masks([(one, 0, output)])
         output.append(2)
         held.set()
-        assert tokens(one.allowed([1])) == [1] and tokens(one.allowed(output)) == [1, 2]
-    assert state.computed == [(1,), (1, 2)]
+        assert tokens(one.allowed(1)) == [1]
+    assert state.computed == [(1,)]
 
 
 def test_masks_of_a_step_are_one_piece_of_work_and_an_error_is_that_of_its_sequence():
@@ -64,9 +67,32 @@ def test_masks_of_a_step_are_one_piece_of_work_and_an_error_is_that_of_its_seque
 
     states = [Counting() for _ in range(4)]
     with Counted(1) as thread:
-        made = [Constraint(lambda state=state: state, thread) for state in states]
-        prepare_masks([(one, [at + 5]) for at, one in enumerate(made)])
-        assert [tokens(made[at].allowed([at + 5])) for at in (0, 1, 3)] == [[5], [6], [8]]
+        made = [Constraint(lambda state=state: state, thread, thread) for state in states]
+        prepare_masks([(one, 0, [at + 5]) for at, one in enumerate(made)])
+        assert [tokens(made[at].allowed(1)) for at in (0, 1, 3)] == [[5], [6], [8]]
         with pytest.raises(ValueError, match="seven"):
-            made[2].allowed([7])
-        assert thread.pieces == 1 and tokens(made[2].allowed([1])) == [1]
+            made[2].allowed(1)
+        assert thread.pieces == 1 and tokens(made[2].allowed(0)) == []
+
+
+def test_a_first_mask_has_a_thread_of_its_own_and_holds_up_no_other_sequence():
+    gate = Event()
+
+    def slow():
+        gate.wait()
+        return Counting()
+
+    with ThreadPoolExecutor(1) as opening, ThreadPoolExecutor(1) as thread:
+        quick, late = Constraint(Counting, opening, thread), Constraint(slow, opening, thread)
+        try:
+            prepare_masks([(quick, 0, [1])])
+            open_within([quick], 60)
+            prepare_masks([(late, 0, [1])])
+            open_within([quick, late], 0.001)
+            assert (quick.is_open, quick.late) == (True, False) and (late.is_open, late.late) == (False, True)
+            prepare_masks([(quick, 1, [2])])
+            assert tokens(quick.allowed(2)) == [1, 2]
+        finally:
+            gate.set()
+        open_within([late], 60)
+        assert late.is_open and not late.late and tokens(late.allowed(1)) == [1]
