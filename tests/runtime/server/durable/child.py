@@ -10,6 +10,7 @@ goes on:
     written   its events are stored, and not published
     send      a chunk was handed to the client         finalise   in the transaction that writes its answer
     answered  its answer is stored, and not published
+    aborted   its end is stored, which a client or the end of its batch has asked for
     offer     with a broker: the request is about to be published
     offered   so: the broker has confirmed it, and no row is written
     claiming  so: in the transaction that writes the rows of what was delivered, and claims them
@@ -107,6 +108,7 @@ POINTS: dict[str, tuple[Callable[[Any, str, Callable[[], None]], None], Any, str
     "send": (after, Outlet, "write"),
     "finalise": (after, requests, "finish"),
     "answered": (after, RequestStore, "finish"),
+    "aborted": (after, RequestStore, "abort"),
     "offer": (before, RabbitIntake, "put"),
     "offered": (after, RabbitIntake, "put"),
     "claiming": (after, requests, "claim"),
