@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Connection, create_engine
 
 from runtime.queueing import requests, usage
 from runtime.queueing.broker import LINES
@@ -39,9 +40,22 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
+@contextmanager
+def reading(queue: str | Path) -> Iterator[Connection]:
+    """Read a queue that a server may have: a folder, or an address of PostgreSQL."""
+    if isinstance(queue, Path):
+        engine = create_engine(f"sqlite:///{queue / 'queue.sqlite'}")
+        with engine.connect() as connection:
+            yield connection
+        engine.dispose()
+    else:
+        with closing(QueueDatabase(queue)) as database, database.reading() as connection:
+            yield connection
+
+
 def journalled(queue: str | Path) -> list[int]:
     """Return how many tokens the queue has of each line that has not ended."""
-    with closing(QueueDatabase(queue)) as database, database.reading() as connection:
+    with reading(queue) as connection:
         lines = requests.unfinished(connection, batches=True)
         found = [decode_events(each.id, requests.events(connection, each.id)) for each in lines]
     return [sum(event.token is not None for event in events) for events in found]
@@ -49,7 +63,7 @@ def journalled(queue: str | Path) -> list[int]:
 
 def kept(queue: Path) -> list[int]:
     """Return the generated tokens of each line of which the queue keeps usage."""
-    with closing(QueueDatabase(queue)) as database, database.reading() as connection:
+    with reading(queue) as connection:
         return [each.generated_tokens for each in usage.kept(connection, usage.principals(connection), 100)]
 
 
