@@ -3,7 +3,8 @@
     python -m benchmarks.serving.constrained.steps STORE MODEL [--rounds 60] [--batch 16] [--tokens 32] [--output FILE]
 
 A round runs each side once, in random order: all rows free, the same again (the control, which shows the noise), half
-of the rows by a schema, all of them. All rows of a side decode together, so that a step takes as long for each of them.
+of the rows by a schema, all of them. All rows of a side decode together, so that a step takes as long for each of them;
+a turn in which they do not begin together, since a grammar was not ready, is taken again.
 Counted are the steps between every row's first and last token but one; prompts, checks of grammars and HTTP are not.
 Reported are medians of the rounds' ratios to the free side with 95 % intervals (bootstrap), and the processor time of
 each thread per step.
@@ -35,7 +36,10 @@ from runtime.grammars.sources import from_schema
 from runtime.types import SamplingParams, SequenceRequest
 from zoo.api import Zoo
 
-_PROMPT = 16
+#: Tokens of a prompt, and ids that they are of: small models of tests have them, too.
+_PROMPT, _IDS = 16, (3, 300)
+#: Turns of one side after which it is given up that its rows begin together.
+_TRIES = 5
 _RESAMPLED = 2000
 _numbers = count()
 
@@ -49,9 +53,21 @@ class StepCost:
 
 
 def take_turn(driver: ClusterDriver, model: str, free: int, bound: int, tokens: int, temperature: float) -> StepCost:
-    """Run rows together to the end. Raises RuntimeError where one ends before its tokens."""
+    """Run rows together to the end. Raises RuntimeError where one ends before its tokens, or never begins with the
+    rest.
+    """
+    for _ in range(_TRIES):
+        if (found := _one_turn(driver, model, free, bound, tokens, temperature)) is not None:
+            return found
+    raise RuntimeError(f"the rows did not begin together in {_TRIES} turns")
+
+
+def _one_turn(
+    driver: ClusterDriver, model: str, free: int, bound: int, tokens: int, temperature: float
+) -> StepCost | None:
+    """Return the cost of a turn; None if its rows did not begin together."""
     rows = free + bound
-    prompts = torch.randint(3, 1000, (rows, _PROMPT), generator=torch.Generator().manual_seed(rows)).tolist()
+    prompts = torch.randint(*_IDS, (rows, _PROMPT), generator=torch.Generator().manual_seed(rows)).tolist()
     grammar = from_schema(ENDLESS)
     requests = [
         SequenceRequest(
@@ -63,14 +79,18 @@ def take_turn(driver: ClusterDriver, model: str, free: int, bound: int, tokens: 
     seen: Counter[int] = Counter()
     began = ended = 0.0
     before: Mapping[str, float] = {}
+    together = False
     for event in driver.run(requests):
         seen[event.index] += event.token is not None
         if event.index == 0 and seen[0] == rows:
             began, before = time.perf_counter(), processor_times()
+            together = not seen[1]
         if event.index == tokens - 2 and seen[tokens - 2] == rows:
             ended, after = time.perf_counter(), processor_times()
     if not seen[tokens - 1] == rows:
         raise RuntimeError(f"{seen[tokens - 1]} of {rows} answers have {tokens} tokens")
+    if not together:
+        return None
     steps = (tokens - 2) / 1000
     used = {name: (seconds - before.get(name, 0.0)) / steps for name, seconds in after.items()}
     return StepCost((ended - began) / steps, used)

@@ -112,6 +112,7 @@ async function ask(model, order, section, signal) {
     section.querySelector(".served-by").classList.toggle("other", served !== model);
   } catch (error) {
     show(".end", error.name === "AbortError" ? "stopped" : error.message);
+    section.querySelector(".end").classList.toggle("error", error.name !== "AbortError");
   }
 }
 
@@ -119,6 +120,9 @@ async function ask(model, order, section, signal) {
 function play(form) {
   let stopping = null;
   at("stop").addEventListener("click", () => stopping?.abort());
+  at("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (stopping) return;

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.frontend.errors import RequestError, unavailable
-from runtime.server.openai.responses import reply
+from runtime.server.openai.responses import as_request_error, reply
 from runtime.server.page.context import PageContext
 from runtime.server.page.distances import WeightDistances, distances
 from runtime.server.page.drawing.strip import strip_svg
@@ -17,6 +17,7 @@ from runtime.server.page.sessions import require_header
 from runtime.server.page.side_by_side import side_by_side
 from zoo.catalog import Reader
 from zoo.catalog.names import MAX_NAME_CHARACTERS
+from zoo.errors import ZooError
 
 #: Names that the form offers.
 _OFFERED = 2000
@@ -35,11 +36,16 @@ class ComparisonViews:
         a, b = (_name(request, side, needed=False) for side in ("a", "b"))
 
         def read(reader: Reader) -> Response:
-            found = side_by_side(reader, a, b) if a and b else None
+            found, wrong = None, None
+            try:
+                found = side_by_side(reader, a, b) if a and b else None
+            except ZooError as error:  # said beside the form, which keeps the other name
+                wrong = as_request_error(error)
             drawings = () if found is None else [strip_svg(strip, "Components", linked=False) for strip in found.strips]
             names = [entry.name for entry in reader.entries()][:_OFFERED]
-            frame = self.context.frame
-            return html("compare.html", frame, names=names, a=a, b=b, found=found, drawings=drawings)
+            status, said = (200, "") if wrong is None else (wrong.status, str(wrong))
+            shown = {"names": names, "a": a, "b": b, "found": found, "drawings": drawings, "wrong": said}
+            return html("compare.html", self.context.frame, status, **shown)
 
         return await self.context.reads.run(read)
 

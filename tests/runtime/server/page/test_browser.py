@@ -178,6 +178,15 @@ def test_the_playground_asks_several_models_at_once(browser: Browser, keyed: Run
     assert not browser.complaints()
 
 
+def test_what_is_wrong_is_said_in_its_answer_and_keys_ask(browser: Browser, keyed: Running) -> None:
+    log_in(browser, keyed)
+    browser.open(f"{keyed.address}/ui/playground?model=org/base")
+    browser.run("document.getElementById('max_tokens').value = 4000")
+    browser.write("#prompt", "hello\ue009\ue007")  # Control and Enter
+    assert browser.eventually(lambda: "maximum context length" in browser.text(".answer .end.error"))
+    browser.complaints()  # the refused request
+
+
 def test_an_answer_is_stopped(browser: Browser, keyed: Running) -> None:
     log_in(browser, keyed)
     browser.open(f"{keyed.address}/ui/playground?model=org/base")

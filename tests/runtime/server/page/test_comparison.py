@@ -88,7 +88,10 @@ def test_what_was_scored_between_them_has_its_control(http: httpx.Client) -> Non
 def test_the_form_offers_all_models_and_errors_are_said(http: httpx.Client) -> None:
     page = seen(http, "/ui/compare")
     assert HOSTILE in [each.attributes["value"] for each in page.one("datalist").all("option")]
-    assert seen(http, "/ui/compare?a=org/nix&b=org/fine", 404) and seen(http, f"/ui/compare?a={'x' * 256}", 400)
+    wrong = seen(http, "/ui/compare?a=org/nix&b=org/fine", 404)
+    assert "no model 'org/nix'" in wrong.one("p", id="wrong").text and not wrong.all("table")
+    assert [wrong.one("input", id=each).attributes["value"] for each in "ab"] == ["org/nix", "org/fine"]
+    assert seen(http, f"/ui/compare?a={'x' * 256}", 400)
     assert not seen(http, "/ui/compare?a=org/fine").all("table")
 
 

@@ -48,7 +48,11 @@ def test_the_list_has_every_model_with_what_it_shares(http: httpx.Client) -> Non
 def test_the_list_is_filtered_and_sorted(http: httpx.Client) -> None:
     assert list(rows(seen(http, "/?q=ORG/&sort=own"))) == ["org/base", "org/twin", "org/lora", "org/fine"]
     assert list(rows(seen(http, "/?q=lora"))) == ["org/lora"]
-    assert rows(seen(http, "/?page=2")) == {}
+    beyond = seen(http, "/?page=2")
+    assert not beyond.all("table") and "There is no page 2." in beyond.one("main").text
+    nothing = seen(http, "/?q=not-like-it")
+    assert not nothing.all("table") and "No model has this in its name." in nothing.one("main").text
+    assert [each.attributes["href"] for each in nothing.one("main").all("a")] == ["/"]
     for query in ("sort=x", "page=0", "page=-1", "page=1e3", "page=9999999", "page=²", f"q={'x' * 201}"):
         assert seen(http, f"/?{query}", 400).all("p", class_="error")
     assert seen(http, "/?q=x%22%3E%3Cscript").one("input", id="q").attributes["value"] == 'x"><script'
