@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from runtime.grammars.limits import KEPT_BYTES, KEPT_GRAMMARS, GrammarRefused, parser_limits
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 
 class CompiledGrammars:
@@ -21,6 +22,7 @@ class CompiledGrammars:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
+        self._slowly: tuple[LLExecutor, LLMatcher] | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -40,6 +42,20 @@ class CompiledGrammars:
             known = self._compile(grammar)
             self._remember(grammar, known)
         return known.deep_copy()
+
+    def follow_slowly(self, matcher: LLMatcher, tokens: Iterable[int]) -> None:
+        """Let a matcher follow tokens without Python's lock, which `LLMatcher.consume_tokens` holds.
+
+        llguidance gives the lock up where two matchers follow a token at once: the second one is of no use. For one
+        thread at a time.
+        """
+        from llguidance import LLExecutor
+
+        if self._slowly is None:
+            self._slowly = (LLExecutor(1), self._compile('start: "a"'))
+        executor, idle = self._slowly
+        for token in tokens:
+            executor.consume_token_par([(matcher, token), (idle, token)])
 
     def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher

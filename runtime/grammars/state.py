@@ -36,14 +36,16 @@ class GrammarState:
         self._matcher: LLMatcher | None = None
         self._output: list[int] = []
 
-    def allowed(self, kept: int, new: Sequence[int] = ()) -> TokenMask:
+    def allowed(self, kept: int, new: Sequence[int] = (), slow: bool = False) -> TokenMask:
         """Return which tokens may follow the output: its first `kept` tokens until now, and new ones.
+
+        `slow`: Python's lock is not held, at the cost of some microseconds (`CompiledGrammars.follow_slowly`).
 
         Where the grammar's limits are reached, or the output is not one of the grammar, only the ends may follow: the
         frontend then reports that the answer is not complete (`runtime.frontend.choice`).
         """
         try:
-            matcher = self._follow(kept, new)
+            matcher = self._follow(kept, new, slow)
             bits = None if matcher.is_error() else matcher.compute_bitmask()
             if bits is not None and not matcher.is_error():
                 words = np.frombuffer(bits, "<u4")
@@ -63,7 +65,7 @@ class GrammarState:
         out[:count] = words[:count]
         return out
 
-    def _follow(self, kept: int, new: Sequence[int]) -> LLMatcher:
+    def _follow(self, kept: int, new: Sequence[int], slow: bool) -> LLMatcher:
         """Return the matcher behind the output. Raises GrammarRefused."""
         if kept > len(self._output):
             raise ValueError(f"token {kept} follows {len(self._output)} tokens")
@@ -73,6 +75,8 @@ class GrammarState:
         if self._matcher is None or whole:
             self._matcher, new = None, self._output
             self._matcher = self._grammars.matcher(self._grammar)
-        if new:
+        if slow:
+            self._grammars.follow_slowly(self._matcher, new)
+        elif new:
             self._matcher.consume_tokens(list(new))
         return self._matcher

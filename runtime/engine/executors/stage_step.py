@@ -19,7 +19,7 @@ from runtime.engine.executors.paged import eager, laid, learn, open_pages
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.recording.graphs import Graphs
-from runtime.engine.sampling.output import Outcome, Sampling, closed_constraint, sampling_of, wanted_of
+from runtime.engine.sampling.output import Outcome, Sampling, late_constraint, sampling_of, wanted_of
 from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.decode_reuse import DecodeReuse, ReusedStep
 from runtime.engine.step.probing import StepProbes
@@ -137,7 +137,7 @@ def _without_late(models: Mapping[str, LoadedModel], plan: StepPlan) -> _RestOfP
 
     If no row would be left, the step waits for all of them.
     """
-    closed = {row.seq: one for row in plan.rows if (one := closed_constraint(models[row.model], row)) is not None}
+    closed = {row.seq: one for row in plan.rows if (one := late_constraint(models[row.model], row)) is not None}
     if not closed or len(closed) == len(plan.rows):
         return _RestOfPlan(plan, False, ())
     late = [seq for seq, one in closed.items() if one.late]

@@ -3,17 +3,19 @@
     opened, or a step's tokens read --prepare--> thread: grammar follows the tokens, next mask
     next step's logits              --allowed--> the mask, usually ready since the model's layers took longer
 
-llguidance releases Python's lock while it compiles and computes. A mask is a function of (grammar, output). The thread
-is told what changes of an output, not the whole of it, so that a token costs the same in long answers; what it has
-prepared is used only for the same number of tokens, and anything else is computed anew.
+llguidance releases Python's lock while it compiles and computes masks. A mask is a function of (grammar, output). The
+thread is told what changes of an output, not the whole of it, so that a token costs the same in long answers; what it
+has prepared is used only for the same number of tokens, and anything else is computed anew.
 
 A first mask may take long: the vocabulary is read, the grammar compiled. So it has a thread of its own, and the other
-rows of a step need not wait for it (`open_within`); all later ones take less than a step.
+rows of a step need not wait for it (`ready_within`). Later masks take less than a step, but for a few grammars: once a
+mask has been slow, those that follow are treated like it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -28,17 +30,20 @@ from zoo.store import Store
 PreparedMask = tuple[Future[list["TokenMask | Exception"]], int]
 #: Vocabularies of which compiled grammars are kept.
 _VOCABULARIES = 8
+#: Seconds of the processor from which on a mask is slow. Most take less than .0001.
+SLOW = 0.02
 
 
 class Constraint:
     """The constraint of one open sequence.
 
     Args:
-        opening: The thread of its first mask.
+        opening: The thread of its first mask, and of slow ones.
         thread: That of the later ones.
 
     Attributes:
-        late: Whether a step went on without its first mask (`open_within`).
+        late: Whether a step went on without its mask (`ready_within`).
+        slow: Whether one of its masks was slow.
     """
 
     def __init__(
@@ -48,17 +53,20 @@ class Constraint:
         self._state: GrammarState | None = None
         self._prepared = 0
         self._mask: PreparedMask | None = None
-        self._open = self.late = False
+        self._open = self.late = self.slow = False
 
     @property
-    def is_open(self) -> bool:
-        """Whether the first mask has been computed; later ones take less than a step."""
-        self._open = self._open or (self._mask is not None and self._mask[0].done())
-        return self._open
+    def is_ready(self) -> bool:
+        """Whether its next mask is there, or takes less than a step."""
+        if self._open and not self.slow:
+            return True
+        done = self._mask is not None and self._mask[0].done()
+        self._open |= done
+        return done
 
     @property
     def _thread(self) -> ThreadPoolExecutor:
-        return self._later if self.is_open else self._opening
+        return self._later if self.is_ready and not self.slow else self._opening
 
     def allowed(self, count: int) -> TokenMask:
         """Return which tokens may follow the first `count` ones of the output (`runtime.grammars.state`).
@@ -78,14 +86,17 @@ class Constraint:
     def _compute(self, kept: int, new: Sequence[int]) -> TokenMask:
         if self._state is None:
             self._state = self._make()
-        return self._state.allowed(kept, new)
+        begin = time.thread_time()
+        mask = self._state.allowed(kept, new, self.slow)
+        self.slow = self.slow or time.thread_time() - begin > SLOW
+        return mask
 
 
-def open_within(constraints: Sequence[Constraint], seconds: float) -> None:
-    """Wait until all first masks have been computed, but at most so long; mark the rest as `late`."""
-    wait([each._mask[0] for each in constraints if each._mask is not None and not each.is_open], timeout=seconds)
+def ready_within(constraints: Sequence[Constraint], seconds: float) -> None:
+    """Wait until all are ready, but at most so long; mark the rest as `late`."""
+    wait([each._mask[0] for each in constraints if each._mask is not None and not each.is_ready], timeout=seconds)
     for each in constraints:
-        each.late = not each.is_open
+        each.late = not each.is_ready
 
 
 def prepare_masks(wanted: Sequence[tuple[Constraint, int, Sequence[int]]]) -> None:

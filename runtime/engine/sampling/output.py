@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtime.engine.models.loaded import Held, LoadedModel
 from runtime.engine.sampling.choice import TokenChoice
-from runtime.engine.sampling.constraints import Constraint, open_within, prepare_masks
+from runtime.engine.sampling.constraints import Constraint, prepare_masks, ready_within
 from runtime.engine.sampling.row_request import (
     PartScores,
     PooledStates,
@@ -161,16 +161,16 @@ def sampling_of(
 def _late_rows(batches: Mapping[str, ModelBatch], wanted: Mapping[str, Sequence[WantedLogits]]) -> list[str]:
     """Return the rows with grammars that are not ready, after some patience."""
     rows = [(batches[name].model, want.row) for name, some in wanted.items() for want in some if want.row.sample]
-    closed = {row.seq: one for model, row in rows if (one := closed_constraint(model, row)) is not None}
+    closed = {row.seq: one for model, row in rows if (one := late_constraint(model, row)) is not None}
     if closed:
-        open_within([*closed.values()], PATIENCE)
+        ready_within([*closed.values()], PATIENCE)
     return [seq for seq, one in closed.items() if one.late]
 
 
-def closed_constraint(model: LoadedModel, row: Row) -> Constraint | None:
-    """Return the constraint of a row if its first mask has not been computed; else, and without a grammar, None."""
+def late_constraint(model: LoadedModel, row: Row) -> Constraint | None:
+    """Return the constraint of a row if it is not ready; else, and without a grammar, None."""
     found = model.sequences[row.seq].constraint if row.sample else None
-    return None if found is None or found.is_open else found
+    return None if found is None or found.is_ready else found
 
 
 def _finish(

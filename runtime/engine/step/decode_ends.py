@@ -102,6 +102,10 @@ class AskedOfRows:
     sampled: tuple[int, ...]
     params: tuple[SamplingParams, ...]
 
+    def is_slow(self, rows: Sequence[Row]) -> bool:
+        """Return whether the masks of some rows are slow."""
+        return any([is_slow(model, rows[at]) for at, model in self.bound])  # noqa: C419
+
     def now(self, rows: Sequence[Row]) -> tuple[dict[int, TokenMask], Sequence[int], SamplingColumns | None]:
         """Return masks by row, the rows that are drawn, and what they are drawn by; None if there are none."""
         masks: dict[int, TokenMask] = {}
@@ -123,6 +127,12 @@ def asked_of(models: Sequence[LoadedModel], rows: Sequence[Row]) -> AskedOfRows:
         sampled,
         tuple(held[at].request.sampling for at in sampled),
     )
+
+
+def is_slow(model: LoadedModel, row: Row) -> bool:
+    """Return whether a row's masks are slow."""
+    found = model.sequences[row.seq].constraint
+    return found is not None and found.slow
 
 
 def table_rows(table: Tensor, ids: Sequence[int]) -> Tensor:

@@ -33,7 +33,15 @@ from runtime.engine.sampling.constraints import Constraint, prepare_masks
 from runtime.engine.sampling.output import Outcome, sampling_of, wanted_of
 from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.context import ForwardContext, RowSpan, running
-from runtime.engine.step.decode_ends import AskedOfRows, asked_of, is_plain, plain_head, plain_table, table_rows
+from runtime.engine.step.decode_ends import (
+    AskedOfRows,
+    asked_of,
+    is_plain,
+    is_slow,
+    plain_head,
+    plain_table,
+    table_rows,
+)
 from runtime.engine.step.runner import Call, StepRun, segments_of
 from runtime.engine.step.segments import Segment
 from runtime.engine.tensors.convert import bytes_of, whole_of
@@ -125,6 +133,8 @@ class DecodeReuse:
         if any([row.probed for row in rows]):  # noqa: C419
             return None  # the call has no place for a probe
         course = kept.course
+        if course is not None and course.is_slow(rows):
+            return None
         if course is None:
             course = None if kept.ran is None else _course(self._units, self._room, rows, *kept.ran)
             if course is None:
@@ -162,6 +172,7 @@ def _is_plain(call: Call, segment: Segment, batches: Mapping[str, ModelBatch]) -
             for row in batch.rows
         )
         and (not first.has_head or all(_all_sampled(batch) for batch in batches.values()))
+        and not any(is_slow(batch.model, row) for batch in batches.values() for row in batch.rows)
     )
 
 
@@ -210,6 +221,10 @@ class _Course:
         groups = max(part.model.tables.data.shape[2] for part in self._parts)
         tables = [part.model.pages([row.seq for row in mine[part.lo : part.hi]], groups) for part in self._parts]
         return tables[0] if len(tables) == 1 else torch.cat(tables)
+
+    def is_slow(self, rows: Sequence[Row]) -> bool:
+        """Return whether a step may have to go on without some of its rows (`StepPlan.defers`)."""
+        return self._asked is not None and self._asked.is_slow(self._in_order(rows))
 
     def run(self, rows: Sequence[Row], start: Start, units: ComponentPool) -> ReusedStep:
         mine = self._in_order(rows)

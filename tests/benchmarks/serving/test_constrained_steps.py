@@ -43,7 +43,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let each mask but the first of an answer take so long."""
     allowed = GrammarState.allowed
 
-    def slow(state: GrammarState, kept: int, new: Any = ()) -> Any:
+    def slow(state: GrammarState, kept: int, new: Any = (), slow: bool = False) -> Any:
         time.sleep(seconds if kept or new else 0.0)
         return allowed(state, kept, new)
 
@@ -85,7 +85,7 @@ def test_rows_that_do_not_begin_together_are_no_measurement(
     """A first mask takes longer than the step: the free rows go on without the other ones."""
     allowed, firsts = GrammarState.allowed, list[bool]()
 
-    def late(state: GrammarState, kept: int, new: Any = ()) -> Any:
+    def late(state: GrammarState, kept: int, new: Any = (), slow: bool = False) -> Any:
         if not (kept or new):
             firsts.append(len(firsts) < 2)
             time.sleep(0.2 if firsts[-1] else 0.0)

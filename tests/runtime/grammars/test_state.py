@@ -84,6 +84,16 @@ def test_other_outputs_than_the_one_before_are_computed_anew(grammars: CompiledG
     assert allowed(one, '{"', "a", '": ') & {"1", '"', "2"} == {"1", '"'}
 
 
+def test_what_is_followed_slowly_has_the_same_masks(grammars: CompiledGrammars) -> None:
+    grammar = from_choices(["abc", "ab12"])
+    quick, slow = (GrammarState(grammars, grammar, SIZE, [END]) for _ in range(2))
+    for kept, text in enumerate(["a", "b", "1", "2"]):
+        new = [TEXTS.index(text)]
+        assert (quick.allowed(kept, new) == slow.allowed(kept, new, slow=True)).all()
+    for state in (quick, slow):
+        assert (state.allowed(4, [TEXTS.index("z")], slow=state is slow) == state.allowed(4, [END])).all()
+
+
 def test_an_output_has_no_gaps(grammars: CompiledGrammars) -> None:
     one = state(grammars, from_choices(["abc"]))
     assert allowed(one, "a") == {"b", "bc"}

@@ -8,7 +8,7 @@ from threading import Event
 import numpy as np
 import pytest
 
-from runtime.engine.sampling.constraints import Constraint, open_within, prepare_masks
+from runtime.engine.sampling.constraints import Constraint, prepare_masks, ready_within
 
 
 class Counting:
@@ -18,7 +18,7 @@ class Counting:
         self.output: list[int] = []
         self.computed: list[tuple[int, ...]] = []
 
-    def allowed(self, kept, new):
+    def allowed(self, kept, new, slow=False):
         self.output = [*self.output[:kept], *new]
         self.computed.append(tuple(self.output))
         if 7 in self.output:
@@ -86,13 +86,13 @@ def test_a_first_mask_has_a_thread_of_its_own_and_holds_up_no_other_sequence():
         quick, late = Constraint(Counting, opening, thread), Constraint(slow, opening, thread)
         try:
             prepare_masks([(quick, 0, [1])])
-            open_within([quick], 60)
+            ready_within([quick], 60)
             prepare_masks([(late, 0, [1])])
-            open_within([quick, late], 0.001)
-            assert (quick.is_open, quick.late) == (True, False) and (late.is_open, late.late) == (False, True)
+            ready_within([quick, late], 0.001)
+            assert (quick.is_ready, quick.late) == (True, False) and (late.is_ready, late.late) == (False, True)
             prepare_masks([(quick, 1, [2])])
             assert tokens(quick.allowed(2)) == [1, 2]
         finally:
             gate.set()
-        open_within([late], 60)
-        assert late.is_open and not late.late and tokens(late.allowed(1)) == [1]
+        ready_within([late], 60)
+        assert late.is_ready and not late.late and tokens(late.allowed(1)) == [1]

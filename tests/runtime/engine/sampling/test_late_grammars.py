@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from threading import Event
 from typing import Any
 
@@ -13,6 +14,7 @@ from runtime.engine.executors import stage_step
 from runtime.engine.sampling import output
 from runtime.engine.sampling.constraints import Constraints
 from runtime.grammars.sources import from_regex
+from runtime.grammars.state import GrammarState
 from tests import checkpoints
 from tests.runtime.engine.drive import Driven, Limits, PagedDevice, drive
 from tests.runtime.engine.test_constrained import JSON, PROMPT, ask
@@ -123,6 +125,36 @@ def test_an_aborted_late_row_leaves_nothing(bench, model, gate) -> None:
     out = finish(made)
     assert len(out.tokens("2")) == 6 and out.tokens("1") == []
     gate.set()
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 2}])
+def test_free_rows_do_not_wait_for_masks_that_are_slow(bench, model, monkeypatch, params) -> None:
+    """In the midst of answers, too: their rows come back once the masks are there."""
+    asked = [
+        ask(model, "0", prompt=PROMPT[1:], max_tokens=200, ignore_eos=True, **params),
+        ask(model, "1", JSON, **params),
+        ask(model, "2", OTHER, **params),
+    ]
+    calm = drive(device(bench, model), {0: asked})
+    allowed, said = GrammarState.allowed, list[bool]()
+
+    def slow(state: GrammarState, kept: int, new: Any = (), slowly: bool = False) -> Any:
+        said.append(slowly)
+        mask = allowed(state, kept, new, slowly)
+        end = time.thread_time() + 0.03
+        while time.thread_time() < end and len(state._output) > 1:
+            pass
+        return mask
+
+    monkeypatch.setattr(GrammarState, "allowed", slow)
+    late = drive(device(bench, model), {0: asked})
+    assert [late.tokens(one.seq) for one in asked] == [calm.tokens(one.seq) for one in asked]
+    assert [late.events[one.seq][-1].logprob for one in asked] == [calm.events[one.seq][-1].logprob for one in asked]
+    put_off = [step for step in late.steps if step.deferred]
+    assert len(put_off) > 3 and all("0" not in step.deferred for step in put_off)
+    assert not said[0] and said[-1], "what is slow is followed without the lock"
+    alone = drive(device(bench, model), {0: asked[1:]})
+    assert [alone.tokens(one.seq) for one in asked[1:]] == [calm.tokens(one.seq) for one in asked[1:]]
 
 
 def test_engines_that_launch_ahead_wait_as_before(bench, model, gate) -> None:
