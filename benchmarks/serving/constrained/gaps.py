@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.constrained.gaps STORE MODEL [--streams 8] [--requests 6] [--rounds 3] [--output FILE]
 
-Streams run all the time. Phases, each round in this order, except for the first, which is once in a server's life:
+FreeStreams run all the time. Phases, each round in this order, except for the first, which is once in a server's life:
 
 - first: the first request with a grammar, for which the vocabulary is read;
 - none: nothing comes;
@@ -34,8 +34,8 @@ _PAUSE, _QUIET = 1.0, 3.0
 _KNOWN = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
-class Streams:
-    """Streams of one model, begun anew when they end, until the block ends."""
+class FreeStreams:
+    """FreeStreams of one model, begun anew when they end, until the block ends."""
 
     def __init__(self, server: KillableServer, model: str, count: int) -> None:
         self._server, self._model = server, model
@@ -44,7 +44,7 @@ class Streams:
         self.gaps: list[tuple[float, float]] = []
         self._threads = [threading.Thread(target=self._follow, args=(number,)) for number in range(count)]
 
-    def __enter__(self) -> Streams:
+    def __enter__(self) -> FreeStreams:
         for thread in self._threads:
             thread.start()
         return self
@@ -110,7 +110,7 @@ def measure(server: KillableServer, model: str, streams: int, requests: int, rou
         "large": lambda: [ask(large_schema(next(fresh))) for _ in range(requests)] and None,
     }
     found: dict[str, list[float]] = defaultdict(list)
-    with Streams(server, model, streams) as running:
+    with FreeStreams(server, model, streams) as running:
 
         def watch(name: str, phase: Callable[[], None]) -> None:
             time.sleep(_PAUSE)
