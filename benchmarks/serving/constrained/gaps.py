@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.constrained.gaps STORE MODEL [--streams 8] [--requests 6] [--rounds 3] [--output FILE]
 
-FreeStreams run all the time. Phases, each round in this order, except for the first, which is once in a server's life:
+Streams run all the time. Phases, each round in this order, except for the first, which is once in a server's life:
 
 - first: the first request with a grammar, for which the vocabulary is read;
 - none: nothing comes;
@@ -35,7 +35,7 @@ _KNOWN = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 
 class FreeStreams:
-    """FreeStreams of one model, begun anew when they end, until the block ends."""
+    """Streams of one model, begun anew when they end, until the block ends."""
 
     def __init__(self, server: KillableServer, model: str, count: int) -> None:
         self._server, self._model = server, model
