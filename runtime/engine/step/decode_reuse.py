@@ -224,7 +224,8 @@ class _Course:
 
     def is_slow(self, rows: Sequence[Row]) -> bool:
         """Return whether a step may have to go on without some of its rows (`StepPlan.defers`)."""
-        return self._asked is not None and self._asked.is_slow(self._in_order(rows))
+        mine = self._in_order(rows)
+        return self._head is not None and self._asked_of(mine).is_slow(mine)
 
     def run(self, rows: Sequence[Row], start: Start, units: ComponentPool) -> ReusedStep:
         mine = self._in_order(rows)
@@ -253,9 +254,7 @@ class _Course:
         if self._head is None:
             return ReusedStep(Outcome((), ()), Stacked(names, whole_of(hidden.to(self._dtype))))
         if self._plain_head is not None:
-            if self._asked is None:  # rows stay, and so does what they ask for
-                self._asked = asked_of([part.model for part in self._parts for _ in range(part.lo, part.hi)], mine)
-            tokens = self._plain_head.tokens(hidden, *self._asked.now(mine))
+            tokens = self._plain_head.tokens(hidden, *self._asked_of(mine).now(mine))
             return ReusedStep(Outcome(self._append_tokens(mine, tokens), ()))
         with running(self._last):
             logits: Tensor = self._head.module(hidden)
@@ -263,6 +262,11 @@ class _Course:
         wanted = {name: wanted_of(batch) for name, batch in batches.items()}
         apart = {part.model.spec.name: logits[0, part.lo : part.hi] for part in self._parts}
         return ReusedStep(sampling_of(batches, wanted, apart, units.operations).read())
+
+    def _asked_of(self, mine: Sequence[Row]) -> AskedOfRows:
+        if self._asked is None:  # rows stay, and so does what they ask for
+            self._asked = asked_of([part.model for part in self._parts for _ in range(part.lo, part.hi)], mine)
+        return self._asked
 
     def _now(self) -> list[int]:
         """Return the versions of the page tables, which grow with every change."""
