@@ -244,7 +244,7 @@ def main() -> None:
         source, args.model = args.stored or (str(folder / "store"), "model")
         if args.stored is None:
             make_model(folder / "model", args.layers)
-            with Store.open(source) as store:
+            with Store.open(Path(source)) as store:
                 ingest(store, open_source(str(folder / "model")), name=args.model)
         arguments = ["--queue", str(folder / "queue"), "--max-num-seqs", str(args.max_num_seqs)]
         threads = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
