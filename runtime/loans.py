@@ -6,7 +6,8 @@ Depends neither on tensors nor on transports.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import structs
@@ -96,4 +97,132 @@ class LoanEngine(Protocol):
         From a thread of its own, while steps run. Raises `runtime.types.LoanLost` for an unknown loan, ValueError for a
         query of another shape.
         """
+        ...
+
+
+# -- the same without Python: packets between two processes of one machine ---------------------------------------------
+
+
+class PacketPlace(NamedTuple):
+    """Where a peer's packets come and go: a socket that does not block, the number of the next message each way."""
+
+    file: int
+    due: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class PacketHead:
+    """A message's packet up to its arrays. `number_at`: where its number is, 8 bytes, the least first."""
+
+    data: bytes
+    number_at: int
+
+
+class PacketQuestion(NamedTuple):
+    """A question that goes out as a packet, and the answer that comes back: both up to their arrays."""
+
+    place: PacketPlace
+    question: PacketHead
+    answer: PacketHead
+
+
+class AnsweredQuestions(NamedTuple):
+    """What native code has done.
+
+    Fields:
+        due: Whether something is to be read.
+        counts: Questions of each end that were answered.
+        source, packet: A packet that is not answered natively, and its end; -1 for none.
+    """
+
+    due: bool
+    counts: tuple[int, ...]
+    source: int = -1
+    packet: bytes = b""
+
+
+@runtime_checkable
+class PacketLoanLink(LoanLink, Protocol):
+    """Reach creditors by packets of this process's own."""
+
+    def prepare_packets(
+        self, asks: Sequence[tuple[str, LoanQuery]], dtype: str, shape: tuple[int, ...]
+    ) -> Sequence[PacketQuestion] | None:
+        """Return the packets of questions to these creditors, with queries of this type and shape.
+
+        None: they do not go this way, and `send_query` takes them. Nothing else is sent until `count_packets`.
+        """
+        ...
+
+    def count_packets(self, sent: int, received: int, packet: bytes | None) -> Sequence[int]:
+        """Take it that the first of these questions were sent, and the first of their answers received.
+
+        `packet`: what came instead of the next answer. Returns the tickets of the answers that are still to come.
+        """
+        ...
+
+
+class PacketReceiver(Protocol):
+    """Waits for packets natively. For one thread."""
+
+    def receive(self, file: int, seconds: float) -> memoryview | None:
+        """Return the next packet of a socket, empty at the end of the connection; None if none came in time.
+
+        It is valid until the next call.
+        """
+        ...
+
+
+class KnownQuestions(Protocol):
+    """Answers questions natively that have come before. For one thread, but for `invalidate`."""
+
+    @property
+    def stamp(self) -> int:
+        """Changes with `invalidate`."""
+        ...
+
+    def invalidate(self) -> None:
+        """Answer no question that is known now any more. From any thread."""
+        ...
+
+    def clear(self) -> None: ...
+
+    def __len__(self) -> int:
+        """Return the number of known questions."""
+        ...
+
+    def learn(
+        self, end: int, question: PacketHead, answer: PacketHead, query: LoanQuery, array: Array, stamp: int
+    ) -> None:
+        """Answer a question from now on, if native code can.
+
+        Args:
+            end: Its connection, as in `answer`.
+            array: Its queries; others of this type and shape come.
+            stamp: The stamp before it was answered. Another one now: it is not learnt.
+        """
+        ...
+
+    def answer(self, ends: Sequence[PacketPlace], files: Sequence[int], seconds: float) -> AnsweredQuestions:
+        """Answer the known questions that come from these ends, for up to `seconds` without one.
+
+        It returns at anything else that comes there, or to `files`.
+        """
+        ...
+
+
+class LoanExchange(NamedTuple):
+    """An engine's native code for both ends of the link."""
+
+    receiver: PacketReceiver
+    known: KnownQuestions
+
+
+@runtime_checkable
+class ExchangingEngine(Protocol):
+    """Define an engine that may exchange packets natively."""
+
+    def exchange_packets(self, room: int) -> LoanExchange | None:
+        """Return native code for packets of up to `room` bytes; None if there is none. Once, before `borrow`."""
         ...

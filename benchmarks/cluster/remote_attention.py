@@ -1,11 +1,11 @@
 """Measure attention to a context of which another process holds half, beside one process that has all of it (IL-27).
 
     python -m benchmarks.cluster.remote_attention [--context 32768] [--kv-heads 8 2] [--layers 32] [--rounds 11]
-        [--dtype bfloat16] [--output FILE]
+        [--dtype bfloat16] [--link native python] [--output FILE]
 
 One decoding row of 32 heads of 64 values, native kernels. Two processes of one thread each, joined by the agents' side
 link, as served: the debtor sends its query, attends to its half meanwhile, and merges. Beside them, in turns, one
-process of two threads that has all of the context.
+process of two threads that has all of the context. `--link python`: packets are read and answered in Python (baseline).
 
 - `layer_ms`: time of a layer, two processes and one; medians of rounds of so many layers. The round trips are in it.
 - `ratio`: their quotient in each round; median, least, most.
@@ -33,9 +33,10 @@ from benchmarks.reports import deliver
 from runtime.chains import Array
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideServer, side_messengers
 from runtime.config import EngineConfig
-from runtime.engine.attention.away import AwayAttention, Creditors
+from runtime.engine.attention.away import AwayAttention, Creditors, PacketCreditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
-from runtime.engine.attention.lent import LentPages
+from runtime.engine.attention.lent import LentPages, native_exchange
+from runtime.engine.kernels.exchange import native_away
 from runtime.engine.kernels.paged_attention import native_attention
 from runtime.engine.layers.operations import NativeOperations
 from runtime.engine.models.registry import kernels_for
@@ -43,7 +44,8 @@ from runtime.engine.step.context import AwayRow, PagedMaker, PagedMetadata, RowS
 from runtime.engine.tensors.convert import array_of
 from runtime.kv.pool import Geometry, PagePool
 from runtime.lending_config import LoanShipping
-from runtime.loans import LoanLink, LoanQuery
+from runtime.loans import LoanExchange, LoanLink, LoanQuery
+from runtime.transport.channels.seqpacket import PACKET_BYTES
 from runtime.types import SentAway
 
 HEADS, WIDTH, PAGE = 32, 64, 16
@@ -57,6 +59,7 @@ class Shape:
     kv_heads: int
     dtype: str
     layers: int
+    link: str = "native"
     queries: int = 1
 
     @property
@@ -78,6 +81,7 @@ class ContextPart:
         if kernels is None:
             raise RuntimeError("there are no native kernels on this machine")
         self.make: PagedMaker = native_attention(kernels)
+        self.kernels = kernels
         self.merge = NativeOperations(kernels).merge
         k, v, query = shape.values()
         half = PAGE * shape.kv_heads * WIDTH * k.element_size()
@@ -105,10 +109,14 @@ class CreditorEngine:
     """The engine of a creditor, as far as the side link needs it."""
 
     def __init__(self, held: ContextPart) -> None:
+        self._kernels = held.kernels
         self._lent = LentPages(held.make, held.pool.second_lane(), torch.device("cpu"))
         groups = held.pages.view(-1, 1).tolist()
         self._lent.hold_loan(1, groups, len(groups) * PAGE)
         self._lent.hold_loan(2, groups[:1], PAGE)
+
+    def exchange_packets(self, room: int) -> LoanExchange | None:
+        return native_exchange(self._kernels, self._lent, room)
 
     def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None: ...
 
@@ -127,7 +135,8 @@ def lend(post: Connection, folder: str, shape: Shape, groups: int) -> None:
     messenger, client = side_messengers("d1", 1, f"unix://{folder}/d1", None, None)
     peers = SidePeers()
     peers.update({"d0": (1, "")})
-    server = SideServer(lender, messenger, peers)
+    exchange = lender.exchange_packets(PACKET_BYTES) if shape.link == "native" else None
+    server = SideServer(lender, messenger, peers, None if exchange is None else exchange.known)
     post.send(server.address)
     post.recv()
     server.close()
@@ -160,9 +169,11 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
         peers = SidePeers()
         peers.update({"d1": (1, lender.recv())})
         server, messenger = side_messengers("d0", 1, f"unix://{folder}/d0", None, None)
-        link = SideClient(messenger, peers, 30.0)
-        reached = Creditors(link)
         held, half = ContextPart(shape, shape.groups // 2, shape.groups), shape.context // 2
+        exchange = CreditorEngine(held).exchange_packets(PACKET_BYTES) if shape.link == "native" else None
+        link = SideClient(messenger, peers, 30.0, None if exchange is None else exchange.receiver)
+        call = native_away(held.kernels, PACKET_BYTES) if shape.link == "native" else None
+        reached = Creditors(link, native=None if call is None else PacketCreditors(link, call))
         out = torch.zeros(1, HEADS, WIDTH, dtype=held.now.query.dtype)
         pairs, error = list[tuple[float, float]](), 0.0
         for turn in range(rounds + 1):
@@ -185,7 +196,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
     ratios = [mine / other for mine, other in pairs]
     layer = [round(1e3 * statistics.median(each) / shape.layers, 4) for each in zip(*pairs, strict=True)]
     return {
-        "kv_heads": shape.kv_heads, "dtype": shape.dtype, "layer_ms": layer,
+        "kv_heads": shape.kv_heads, "dtype": shape.dtype, "link": shape.link, "layer_ms": layer,
         "ratio": [round(each, 3) for each in (statistics.median(ratios), min(ratios), max(ratios))],
         "round_trip_ms": [round(1e3 * trips[len(trips) * share // 100], 4) for share in (50, 95)], "error": error,
     }  # fmt: skip
@@ -205,12 +216,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"], choices=["float32", "bfloat16"])
+    parser.add_argument("--link", nargs="+", default=["native"], choices=["native", "python"])
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     rows = [
-        measure(Shape(given.context, heads, dtype, given.layers), given.rounds)
+        measure(Shape(given.context, heads, dtype, given.layers, link), given.rounds)
         for dtype in given.dtype
         for heads in given.kv_heads
+        for link in given.link
     ]
     deliver({"context": given.context, "rows": rows}, given.output)
 

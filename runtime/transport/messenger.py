@@ -18,7 +18,7 @@ messenger does not distinguish agents from schedulers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +27,11 @@ import zmq
 
 from runtime.chains import Array
 from runtime.messages import Message, Rejected
-from runtime.transport.channels.channel import Channel
+from runtime.transport.channels.channel import Channel, DualChannel
 from runtime.transport.channels.sockets import ADDRESS, Sockets, Waker
 from runtime.transport.delta import DeltaDecoder
 from runtime.transport.keys import Keys
+from runtime.transport.packets import PacketLink
 from runtime.transport.peers import NAME, Peers, link
 from runtime.transport.send_queue import Choked, SendQueue
 from runtime.transport.validate import WireError, check_arrays, speaker
@@ -102,6 +103,7 @@ class _Peer:
     calls: bool = True
     outbox: SendQueue | None = None
     line: Channel | None = None
+    packets: PacketLink | None = None
 
 
 class Messenger:
@@ -230,6 +232,27 @@ class Messenger:
     def wake(self) -> None:
         """End a waiting `receive`. May be called from any thread."""
         self._waker.ring()
+
+    def packets(self, name: str) -> PacketLink | None:
+        """Return the packets of a peer to which a message has been sent; None if there are none."""
+        peer = self._peers.get(name)
+        if peer is None or peer.outbox is None or peer.packets is not None:
+            return None if peer is None else peer.packets
+        if isinstance(channel := peer.line or self._inbox, DualChannel):
+            main, back = link(name, peer.incarnation), link(name, peer.incarnation, "link")
+            ends = (main, main) if peer.line is None else (b"", back)
+            peer.packets = PacketLink(channel, *ends, peer.outbox, self._register)
+        return peer.packets
+
+    def quiet_files(self, apart: Container[bytes]) -> list[int] | None:
+        """Return the descriptors to poll instead of `receive`, but for these links of the inbox.
+
+        None if `receive` may have something now, or for a messenger with lines.
+        """
+        if self._notices or not self._flush() or any(peer.line for peer in self._peers.values()):
+            return None
+        files = self._inbox.quiet_files(apart) if isinstance(self._inbox, DualChannel) else None
+        return None if files is None else [self._waker.fileno(), *files]
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 

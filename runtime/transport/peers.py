@@ -53,6 +53,16 @@ class Peers:
             raise WireError(f"number {number} came where {expected} was due")
         links[who] = expected + 1
 
+    def due(self, who: bytes) -> int | None:
+        """Return the number of a link's next message; None if the link is cut, outdated or none."""
+        return None if self.identify_link(who) is None else self._incarnations_by_link(who).get(who, 0)
+
+    def skip(self, who: bytes, count: int) -> None:
+        """Count messages that were received elsewhere."""
+        links = self._incarnations_by_link(who)
+        if (due := links.get(who, 0)) is not None:
+            links[who] = due + count
+
     def outdated(self, name: str, incarnation: int) -> bool:
         """Return whether a later incarnation of a peer is known, or this one was ended."""
         return incarnation < self._newest.get(name, 0)

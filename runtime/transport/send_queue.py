@@ -37,6 +37,15 @@ class SendQueue:
         """Return the number of bytes that wait."""
         return self._bytes
 
+    @property
+    def number(self) -> int:
+        """Return the number of the next message."""
+        return self._number
+
+    def skip(self, count: int) -> None:
+        """Count messages that went out past this queue. None waits."""
+        self._number += count
+
     def send(self, message: Message, arrays: Sequence[Array] = (), ticket: int | None = None) -> None:
         """Send or queue a message; never blocks. `ticket`: as in `wire.encode`.
 

@@ -46,6 +46,8 @@ _AGAIN_BYTES = 512
 
 _MAGIC = b"BZoo"
 _PREAMBLE = struct.Struct("<4sHxxQ")
+#: Where the number is in frame 0.
+NUMBER_AT = 8
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 

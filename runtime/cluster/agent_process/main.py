@@ -33,8 +33,9 @@ from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideS
 from runtime.cluster.errors import public
 from runtime.cluster.version import own_version
 from runtime.config import AgentConfig, DirectConfig
-from runtime.loans import LoanEngine
+from runtime.loans import ExchangingEngine, LoanEngine
 from runtime.messages import SCHEDULER
+from runtime.transport.channels.seqpacket import PACKET_BYTES
 from runtime.transport.interfaces import Connectable, TensorTransport
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Messenger
@@ -207,9 +208,10 @@ def _sides(
         return None
     peers = SidePeers()
     server, client = side_messengers(identity.device, identity.incarnation, identity.bind, keys, context)
-    asks = SideClient(client, peers, seconds)
+    exchange = engine.exchange_packets(PACKET_BYTES) if isinstance(engine, ExchangingEngine) else None
+    asks = SideClient(client, peers, seconds, None if exchange is None else exchange.receiver)
     engine.borrow(asks, identity.settings.loan_shipping)
-    return SideServer(engine, server, peers), asks, peers
+    return SideServer(engine, server, peers, None if exchange is None else exchange.known), asks, peers
 
 
 def _direct(engine: StageEngine, config: DirectConfig | None, bind: str) -> TensorTransport | None:

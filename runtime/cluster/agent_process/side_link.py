@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 import zmq
 
 from runtime.chains import Array
+from runtime.cluster.agent_process.known_answers import KnownAnswers
+from runtime.cluster.agent_process.packet_questions import PacketQuestions
 from runtime.cluster.errors import public
-from runtime.loans import LoanEngine, LoanQuery
+from runtime.loans import KnownQuestions, LoanEngine, LoanQuery, PacketQuestion, PacketReceiver
 from runtime.messages import AttendLoans, LoansAttended
 from runtime.transport.keys import Keys
-from runtime.transport.messenger import Messenger, PeerCut
+from runtime.transport.messenger import Envelope, Messenger, PeerCut
 from runtime.types import LoanLost
 
 _log = logging.getLogger(__name__)
@@ -37,9 +39,13 @@ class SidePeers:
 
     def __init__(self) -> None:
         self._known: Mapping[str, tuple[int, str]] = {}
+        #: Called when these have changed.
+        self.changed: Callable[[], None] = lambda: None
 
     def update(self, known: Mapping[str, tuple[int, str]]) -> None:
-        self._known = dict(known)
+        if known != self._known:
+            self._known = dict(known)
+            self.changed()
 
     def get(self, name: str) -> tuple[int, str] | None:
         return self._known.get(name)
@@ -55,10 +61,16 @@ class SideServer:
 
     Args:
         messenger: Bound, and used by this thread alone.
+        known: Answers questions that have come before natively; None: all are answered in Python.
     """
 
-    def __init__(self, engine: LoanEngine, messenger: Messenger, peers: SidePeers) -> None:
+    def __init__(
+        self, engine: LoanEngine, messenger: Messenger, peers: SidePeers, known: KnownQuestions | None = None
+    ) -> None:
         self._engine, self._messenger = engine, messenger
+        self._known = None if known is None else KnownAnswers(known, messenger, peers.admits)
+        if known is not None:
+            peers.changed = known.invalidate
         self.address = messenger.address
         messenger.admit(peers.admits)
         self._over = threading.Event()
@@ -73,11 +85,12 @@ class SideServer:
     def _run(self) -> None:
         try:
             while not self._over.is_set():
-                for item in self._messenger.receive(_WAIT):
+                due = self._known is not None and self._known.answer_known(_WAIT)
+                for item in self._messenger.receive(0.0 if due else _WAIT):
                     if isinstance(item, PeerCut):
                         continue
                     if isinstance(item.message, AttendLoans):
-                        self._answer(item.sender, item.message, item.arrays)
+                        self._answer(item, item.message)
                     else:
                         self._messenger.deny(item.sender, "only attention to loans is asked for here")
         except Exception:  # debtors get no answers any more, and give up after their time
@@ -85,25 +98,32 @@ class SideServer:
         finally:
             self._messenger.close()
 
-    def _answer(self, to: str, asked: AttendLoans, arrays: Sequence[Array]) -> None:
+    def _answer(self, came: Envelope, asked: AttendLoans) -> None:
+        stamp = 0 if self._known is None else self._known.stamp
         try:
-            made, error = self._engine.attend_loans(asked.query, arrays), ""
+            made, error = self._engine.attend_loans(asked.query, came.arrays), ""
         except Exception as failed:  # whatever it is, the agent that asked must not wait for it
             if not isinstance(failed, LoanLost):
                 _log.warning("a query to loans failed", exc_info=True)
             made, error = (), public(failed) or type(failed).__name__
-        self._messenger.send(to, LoansAttended(asked.turn, error), made)
+        sent = self._messenger.send(came.sender, LoansAttended(asked.turn, error), made)
+        if self._known is not None and sent and not error:
+            self._known.learn_answer(came, asked, made, stamp)
 
 
 class SideClient:
-    """`runtime.chains.LoanLink` over messages. Used by the thread of the engine's steps alone.
+    """`runtime.loans.PacketLoanLink` over messages. Used by the thread of the engine's steps alone.
 
     Args:
         seconds: Longest wait for an answer.
+        receiver: Waits for answers natively; None: the messenger does.
     """
 
-    def __init__(self, messenger: Messenger, peers: SidePeers, seconds: float) -> None:
+    def __init__(
+        self, messenger: Messenger, peers: SidePeers, seconds: float, receiver: PacketReceiver | None = None
+    ) -> None:
         self._messenger, self._peers, self._seconds = messenger, peers, seconds
+        self._packets = None if receiver is None else PacketQuestions(messenger, receiver)
         #: Tickets so far, and how often all that was under way has been given up.
         self._number = self._turn = 0
         #: Called while an answer is awaited; may update the peers.
@@ -113,18 +133,43 @@ class SideClient:
         self._answers: dict[int, tuple[Array, ...]] = {}
         self._known: dict[str, tuple[int, str]] = {}
 
+    def prepare_packets(
+        self, asks: Sequence[tuple[str, LoanQuery]], dtype: str, shape: tuple[int, ...]
+    ) -> Sequence[PacketQuestion] | None:
+        if self._packets is None or self._open:
+            return None
+        for creditor, _ in asks:
+            self._reach(creditor)
+        return self._packets.prepare(
+            [(creditor, AttendLoans(self._turn, asked)) for creditor, asked in asks], dtype, shape
+        )
+
+    def count_packets(self, sent: int, received: int, packet: bytes | None) -> Sequence[int]:
+        creditors = () if self._packets is None else self._packets.count(self._number + 1, sent, received, packet)
+        self._number += sent
+        until = time.monotonic() + self._seconds
+        tickets = range(self._number - sent + 1 + received, self._number + 1)
+        self._open.update({ticket: (creditor, until) for ticket, creditor in zip(tickets, creditors, strict=True)})
+        return tickets
+
     def send_query(self, creditor: str, query: LoanQuery, arrays: tuple[Array, ...]) -> int:
+        self._reach(creditor)
+        self._number += 1
+        asked = AttendLoans(self._turn, query)
+        passed = self._packets is not None and self._packets.send(self._number, creditor, asked, arrays)
+        if not passed and not self._messenger.send(creditor, asked, arrays):
+            raise self._give_all_up(f"{creditor}, which holds K and V, cannot be reached")
+        self._open[self._number] = creditor, time.monotonic() + self._seconds
+        return self._number
+
+    def _reach(self, creditor: str) -> None:
+        """Make a creditor known to the messenger. Raises LoanLost."""
         peer = self._peers.get(creditor)
         if peer is None or not peer[1]:
             raise self._give_all_up(f"{creditor}, which holds K and V, is gone")
         if self._known.get(creditor) != peer:
             self._messenger.learn(creditor, *peer, calls=False)
             self._known[creditor] = peer
-        self._number += 1
-        if not self._messenger.send(creditor, AttendLoans(self._turn, query), arrays):
-            raise self._give_all_up(f"{creditor}, which holds K and V, cannot be reached")
-        self._open[self._number] = creditor, time.monotonic() + self._seconds
-        return self._number
 
     def collect(self, ticket: int) -> tuple[Array, ...]:
         while ticket not in self._answers:
@@ -133,7 +178,15 @@ class SideClient:
             peer = self._peers.get(creditor)
             if left <= 0 or peer != self._known.get(creditor):
                 raise self._give_all_up(f"{creditor} did not answer for the K and V that it holds")
-            items = self._messenger.receive(min(left, _LOOK))
+            wait = min(left, _LOOK)
+            place = None if self._packets is None else self._packets.find_place(ticket)
+            if self._packets is not None and place is not None and self._next_of(creditor) == ticket:
+                arrays = self._packets.receive(ticket, place, wait)
+                if arrays is not None:
+                    del self._open[ticket]
+                    return arrays
+                wait = 0.0
+            items = self._messenger.receive(wait)
             if not items:
                 self.look()
             for item in items:
@@ -149,13 +202,19 @@ class SideClient:
     def _handle(self, sender: str, message: object, arrays: tuple[Array, ...]) -> None:
         if not isinstance(message, LoansAttended) or message.turn != self._turn:
             return  # of a step that was given up
-        ticket = next((ticket for ticket, (creditor, _) in self._open.items() if creditor == sender), None)
+        ticket = self._next_of(sender)
         if ticket is None:
             return  # nothing was asked
         if message.error:
             raise self._give_all_up(f"{sender}: {message.error}")
         del self._open[ticket]
+        if self._packets is not None:
+            self._packets.close_question(ticket)
         self._answers[ticket] = arrays
+
+    def _next_of(self, creditor: str) -> int | None:
+        """Return the ticket that a creditor answers next."""
+        return next((ticket for ticket, (each, _) in self._open.items() if each == creditor), None)
 
     def _cut(self, cut: PeerCut) -> None:
         self._known.pop(cut.peer, None)
@@ -167,6 +226,8 @@ class SideClient:
         self._turn += 1
         self._open.clear()
         self._answers.clear()
+        if self._packets is not None:
+            self._packets.clear()
         return LoanLost(why)
 
 

@@ -21,14 +21,17 @@ import torch
 from torch import Tensor
 
 from runtime.chains import Array
+from runtime.engine.attention.away_paging import paging_here, paging_of, tokens_of
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.attention.partial import PartialAttention, attend_partly, values_dtype
 from runtime.engine.attention.pulled import PulledPages
+from runtime.engine.kernels.exchange import AwayDone, NativeAway
+from runtime.engine.kernels.paged_attention import NativeAttention
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.transfers import put
 from runtime.lending_config import LoanShipping
-from runtime.loans import LoanLink, LoanQuery
+from runtime.loans import LoanLink, LoanQuery, PacketLoanLink
 from runtime.policy.lending.shipping import LoanAsk, ShippingCosts, query_bytes
 from runtime.types import LoanLost, LoansMixed
 
@@ -45,13 +48,27 @@ _Place = int | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class PacketCreditors:
+    """How native code reaches them: it asks, attends and merges in one call, where it can."""
+
+    link: PacketLoanLink
+    call: NativeAway
+
+
+@dataclass(frozen=True, slots=True)
 class Creditors:
-    """How an engine reaches the devices that hold page sets for it. `shipping`: what travels."""
+    """How an engine reaches the devices that hold page sets for it.
+
+    Fields:
+        shipping: What travels.
+        native: The same link, for native code.
+    """
 
     link: LoanLink
     shipping: LoanShipping = "query"
     costs: ShippingCosts = field(default_factory=ShippingCosts)
     pulled: PulledPages = field(default_factory=PulledPages)
+    native: PacketCreditors | None = None
 
 
 @dataclass(frozen=True)
@@ -141,10 +158,10 @@ class AwayAttention:
         self._whole = made(replace(paging, away=()))
         gone = {one.row for one in paging.away}
         here = [row for row in range(len(paging.spans)) if row not in gone]
-        self._here = made(_only(paging, here)) if here else None
+        self._here = made(paging_of(paging, here)) if here else None
         # The rows away, back to back, with the pages that are here.
         device = paging.tables.device
-        tokens = [t for one in paging.away for t in _tokens(paging.spans[one.row])]
+        tokens = [t for one in paging.away for t in tokens_of(paging.spans[one.row])]
         self._tokens = put(tokens, device)
         #: Whether the rows away are all rows, in their order.
         self._everything = self._here is None and paging.tokens is None and tokens == [*range(len(tokens))]
@@ -161,7 +178,7 @@ class AwayAttention:
         ]
         self._first = [each[0] * width for each in groups]
         self._made_room: PartialAttention | None = None
-        self._local = made(_cut(paging, self._spans, groups))
+        self._local = made(paging_here(paging, self._spans, groups))
 
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._whole.write_kv(layer, key, value)
@@ -169,29 +186,49 @@ class AwayAttention:
     def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         """As the interface; computes chunks of rows away, too, for which creditors are asked once."""
         query = now.query if self._everything else now.query[self._tokens]
-        asked = list(self._send_queries(layer, now, query))
-        if self._here is not None:
-            self._here.decode(layer, now, out, sums)
         room, places = self._room(query)
+        dtype = torch.float32 if sums is None else torch.float64
+        direct = self._everything and out.is_contiguous() and out.dtype == dtype
+        whole = out if direct else torch.empty(query.shape, dtype=dtype, device=query.device)
+        done, tickets = self._attend_natively(layer, now, room, places, whole if sums is None else None)
+        total = None if sums is None else sums if direct else torch.empty_like(room.sums[0])
+        if not done.merged:
+            self._do_rest(layer, now, query, (room, places), done, tickets, (out, sums))
+            self._merge(room.values, room.sums, whole, total)
+        if direct:
+            return
+        if sums is not None and total is not None:
+            sums[self._tokens] = total
+        if self._everything:
+            out.copy_(whole)
+        else:
+            out[self._tokens] = whole.to(out.dtype)
+
+    def _do_rest(
+        self, layer: int, now: Tokens, query: Tensor, into: tuple[PartialAttention, list[_Place]], done: AwayDone,
+        tickets: Sequence[int], out: tuple[Tensor, Tensor | None],
+    ) -> None:  # fmt: skip
+        """Do what native code has not done of a layer, up to the merge.
+
+        Args:
+            query: Of the rows away.
+            tickets: Of the questions that it has sent, and has no answers to.
+            out: Where rows go of which all is here.
+        """
+        (room, places), shares, away = into, self._shares, now._replace(query=query)
+        late = zip(tickets, shares[done.received : done.sent], strict=True)
+        asked = [_OpenQuery(ticket, share, query, None, False, 0.0) for ticket, share in late]
+        asked += self._send_queries(layer, away, shares[done.sent :])
+        if self._here is not None:
+            self._here.decode(layer, now, *out)
         learns = any(each.ask is not None for each in asked)
         where = places[0]
-        if isinstance(where, int):
-            self._attend_here(layer, now._replace(query=query), learns, room.part(where))
-        else:
-            _put(room, where, self._attend_here(layer, now._replace(query=query), learns))
-        for each, where in zip(asked, places[1:], strict=True):
-            _put(room, where, self._answer(each, now))
-        dtype = torch.float32 if sums is None else torch.float64
-        if self._everything and out.is_contiguous() and out.dtype == dtype:
-            self._merge(room.values, room.sums, out, sums)
-            return
-        whole = torch.empty(query.shape, dtype=dtype, device=query.device)
-        if sums is None:
-            self._merge(room.values, room.sums, whole, None)
-        else:
-            self._merge(room.values, room.sums, whole, total := torch.empty_like(room.sums[0]))
-            sums[self._tokens] = total
-        out[self._tokens] = whole.to(out.dtype)
+        if not done.attended and isinstance(where, int):
+            self._attend_here(layer, away, learns, room.part(where))
+        elif not done.attended:
+            _put(room, where, self._attend_here(layer, away, learns))
+        for each, where in zip(asked, places[1 + done.received :], strict=True):
+            self._take_answer(each, now, room, where)
 
     def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         if self._here is not None:
@@ -256,37 +293,64 @@ class AwayAttention:
                 insort(firsts[span], first)
         places: list[_Place] = []
         for parts in holders:
-            numbers = [firsts[span].index(first) for first, span in parts for _ in _tokens(span)]
-            tokens = [token for _, span in parts for token in _tokens(span)]
+            numbers = [firsts[span].index(first) for first, span in parts for _ in tokens_of(span)]
+            tokens = [token for _, span in parts for token in tokens_of(span)]
             if len(set(numbers)) == 1 and len(parts) == len(self._spans):
                 places.append(numbers[0])
             else:
                 places.append((put(numbers, self._tokens.device), put(tokens, self._tokens.device)))
         return max(map(len, firsts.values())), places
 
-    def _send_queries(self, layer: int, now: Tokens, query: Tensor) -> Iterator[_OpenQuery]:
+    def _attend_natively(
+        self, layer: int, now: Tokens, room: PartialAttention, places: Sequence[_Place], out: Tensor | None
+    ) -> tuple[AwayDone, Sequence[int]]:
+        """Do what one native call can do of a layer; return it, and the tickets of answers that are still to come.
+
+        That is decode steps of which all rows are away, where queries travel. Raises LoanLost, LoansMixed.
+        """
+        reached, none = self._reached(), (AwayDone(), ())
+        numbers = [where for where in places if isinstance(where, int)]
+        native, query = reached.native, now.query
+        if native is None or not isinstance(self._local, NativeAttention):
+            return none
+        if not self._everything or len(numbers) < len(places) or reached.shipping != "query":
+            return none
+        here = self._local.decoding(layer, now)
+        if here is None or not query.is_contiguous():
+            return none
+        asks = [(share.creditor, self._question(share, layer, now)) for share in self._shares]
+        questions = native.link.prepare_packets(asks, str(query.dtype).removeprefix("torch."), tuple(query.shape))
+        if questions is None:
+            return none
+        done = native.call.attend(questions, numbers, query, here, (room.values, room.sums), out)
+        return done, native.link.count_packets(done.sent, done.received, done.packet)
+
+    def _question(self, share: _CreditorShare, layer: int, now: Tokens, pulled: bool = False) -> LoanQuery:
+        return LoanQuery(
+            share.loans,
+            share.tokens,
+            share.counts,
+            layer + self.paging.away[0].shift,
+            now.key.shape[1],
+            str(now.key.dtype).removeprefix("torch."),
+            now.how.scaling or 0.0,
+            now.how.softcap or 0.0,
+            pulled,
+        )
+
+    def _send_queries(self, layer: int, now: Tokens, shares: Sequence[_CreditorShare]) -> Iterator[_OpenQuery]:
         """Ask each creditor for its part of the rows: send it their queries, or ask for its pages.
 
         Raises:
             LoanLost: There is no link, or a creditor cannot be reached; LoansMixed.
         """
         reached = self._reached()
-        for share in self._shares:
+        for share in shares:
             whole = len(share.parts) == len(self._spans)
-            some = query if whole else torch.cat([query[span.lo : span.hi] for _, span in share.parts])
+            some = now.query if whole else torch.cat([now.query[span.lo : span.hi] for _, span in share.parts])
             ask = None if reached.shipping == "query" else self._ask_of(share, some)
             pulled = ask is not None and reached.costs.choose_pages(reached.shipping, ask)
-            asks = LoanQuery(
-                share.loans,
-                share.tokens,
-                share.counts,
-                layer + self.paging.away[0].shift,
-                now.key.shape[1],
-                str(now.key.dtype).removeprefix("torch."),
-                now.how.scaling or 0.0,
-                now.how.softcap or 0.0,
-                pulled,
-            )
+            asks = self._question(share, layer, now, pulled)
             begin = time.perf_counter()
             arrays = () if pulled else (array_of(some.cpu().contiguous()),)
             ticket = reached.link.send_query(share.creditor, asks, arrays)
@@ -300,22 +364,25 @@ class AwayAttention:
         queries = query_bytes(tokens, heads, width, query.element_size(), values_dtype(query.device).itemsize)
         return LoanAsk(share.creditor, queries, pages, products, self._products(query))
 
-    def _answer(self, asked: _OpenQuery, now: Tokens) -> PartialAttention:
-        """Return attention of the rows of a query to what was asked for. Raises LoanLost."""
+    def _take_answer(self, asked: _OpenQuery, now: Tokens, room: PartialAttention, where: _Place) -> None:
+        """Put attention of the rows of a query to what was asked for in its place. Raises LoanLost."""
         reached, late = self._reached(), time.perf_counter()
         arrays = reached.link.collect(asked.ticket)
         if asked.ask is not None:
             over = time.perf_counter()
             reached.costs.add_answer(asked.ask, asked.pulled, over - asked.begin, over - late > _WAITED)
         if not asked.pulled:
-            tokens, heads, width = asked.query.shape
-            return PartialAttention(*unpacked(arrays, (tokens, heads, width), asked.query.device))
+            if not isinstance(where, int) or not room.part(where).take_bytes(arrays):
+                tokens, heads, width = asked.query.shape
+                _put(room, where, PartialAttention(*unpacked(arrays, (tokens, heads, width), asked.query.device)))
+            return
         if len(arrays) != 1:
             raise LoanLost("the answer of a creditor is not its pages")
         share, own = asked.share, now._replace(query=asked.query)
-        return reached.pulled.attend_to_pages(
+        made = reached.pulled.attend_to_pages(
             self._made, arrays[0], share.lent, share.counts, own, self.paging.pool, self.paging.page_tokens
         )
+        _put(room, where, made)
 
     def _reached(self) -> Creditors:
         if self._creditors is None:
@@ -345,31 +412,3 @@ def unpacked(arrays: Sequence[Array], shape: tuple[int, int, int], device: torch
 
 def _put(room: PartialAttention, where: _Place, made: PartialAttention) -> None:
     room.values[where], room.sums[where] = made.values, made.sums
-
-
-def _tokens(span: RowSpan) -> range:
-    return range(span.lo, span.hi)
-
-
-def _only(paging: PagedMetadata, rows: Sequence[int]) -> PagedMetadata:
-    """Return the paging of these rows alone, at their places in the context. It is not for writing."""
-    index = put(rows, paging.tables.device)
-    spans = tuple(paging.spans[row] for row in rows)
-    tokens = put([t for span in spans for t in _tokens(span)], paging.tables.device)
-    return replace(
-        paging, tokens=tokens, spans=spans, tables=paging.tables[index], lengths=paging.lengths[index], away=()
-    )
-
-
-def _cut(paging: PagedMetadata, spans: Sequence[RowSpan], here: Sequence[Sequence[int]]) -> PagedMetadata:
-    """Return the paging of the rows away over the pages that are here, as rows that have no others.
-
-    `spans`: the rows, back to back, at positions counted over the tokens here; `here`: page sets of each row. It is not
-    for writing.
-    """
-    layers = paging.tables.shape[1]
-    tables = paging.tables.new_full((len(spans), layers, max(map(len, here))), paging.pool.padding)
-    for at, (one, groups) in enumerate(zip(paging.away, here, strict=True)):
-        tables[at, :, : len(groups)] = paging.tables[one.row].index_select(1, put(groups, tables.device))
-    lengths = put([span.length for span in spans], paging.tables.device)
-    return replace(paging, tokens=None, spans=tuple(spans), tables=tables, lengths=lengths, away=())

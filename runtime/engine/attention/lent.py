@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,11 +19,14 @@ from torch import Tensor
 from runtime.chains import Array
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.partial import attend_partly, values_dtype
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.exchange import Decoding, NativeQuestions, NativeReceiver, exchange_of
+from runtime.engine.kernels.paged_attention import NativeAttention
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.pool import Geometry, PagePool
 from runtime.kv.transfers import put
-from runtime.loans import LoanQuery
+from runtime.loans import LoanExchange, LoanQuery
 from runtime.policy.lending.shipping import MOST_PULLED
 from runtime.types import LoanLost
 
@@ -54,6 +57,8 @@ class LentPages:
         self._made, self._pool, self._device = made, pool, device
         self._answers = values_dtype(device)
         self._held: dict[int, _HeldLoan] = {}
+        #: Called when another loan is held, or one is not any more.
+        self.changed: Callable[[], None] = lambda: None
         #: By rows and geometry: what was made for the latest steps of debtors, the same for all layers of a step.
         self._backends: OrderedDict[object, tuple[list[_HeldLoan], AttentionBackend, int]] = OrderedDict()
 
@@ -66,9 +71,11 @@ class LentPages:
         """
         pages = torch.tensor([list(group) for group in groups], dtype=torch.int64).t().contiguous()
         self._held[loan] = _HeldLoan(pages, tokens, first_layer)
+        self.changed()
 
     def drop_loan(self, loan: int) -> None:
         self._held.pop(loan, None)
+        self.changed()
 
     @torch.inference_mode()
     def attend(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
@@ -80,6 +87,28 @@ class LentPages:
         """
         if query.pull:
             return (self._pages(query),)
+        now = self._tokens(query, arrays)
+        backend, first = self._backend(query, Geometry(query.kv_heads, now.key.shape[2], now.key.dtype))
+        part = attend_partly(backend, query.layer - first, now)
+        values = part.values.to(self._answers)
+        return array_of(values.cpu().contiguous()), array_of(part.sums.cpu().contiguous())
+
+    def decoding(self, query: LoanQuery, array: Array) -> Decoding | None:
+        """Return what answers a query that has been answered, for native code; None if that cannot.
+
+        `array`: its queries, of which only the shape and the dtype count.
+        """
+        now = self._tokens(query, (array,))
+        try:
+            backend, first = self._backend(query, Geometry(query.kv_heads, now.key.shape[2], now.key.dtype))
+        except LoanLost:
+            return None
+        if not isinstance(backend, NativeAttention) or self._answers != torch.float64:
+            return None
+        return backend.decoding(query.layer - first, now)
+
+    def _tokens(self, query: LoanQuery, arrays: Sequence[Array]) -> Tokens:
+        """Return the queries as attention takes them. Raises ValueError."""
         count = sum(query.counts)
         if len(arrays) != 1 or len(arrays[0].shape) != 3 or arrays[0].shape[0] != count or query.dtype not in _DTYPES:
             raise ValueError("queries of another shape")
@@ -90,11 +119,7 @@ class LentPages:
         asked = joined([Array(arrays[0].dtype, (count, heads * width), arrays[0].data)], (count, heads * width), dtype,
                        self._device).view(count, heads, width)  # fmt: skip
         kept = torch.empty((0, query.kv_heads, width), dtype=_DTYPES[query.dtype], device=self._device)
-        how = AttentionSettings(query.scaling or None, None, query.softcap or None)
-        backend, first = self._backend(query, Geometry(query.kv_heads, width, kept.dtype))
-        part = attend_partly(backend, query.layer - first, Tokens(asked, kept, kept, how))
-        values = part.values.to(self._answers)
-        return array_of(values.cpu().contiguous()), array_of(part.sums.cpu().contiguous())
+        return Tokens(asked, kept, kept, AttentionSettings(query.scaling or None, None, query.softcap or None))
 
     def _loans_of(self, query: LoanQuery) -> list[_HeldLoan]:
         """Return what is held for each loan of a query. Raises LoanLost, ValueError for what these do not have."""
@@ -142,6 +167,16 @@ class LentPages:
         while len(self._backends) > _MOST_BACKENDS:
             self._backends.popitem(last=False)
         return backend, first
+
+
+def native_exchange(kernels: Kernels, lent: LentPages, room: int) -> LoanExchange | None:
+    """Return native code for packets of up to `room` bytes, which answers for what is lent; None if there is none."""
+    found = exchange_of(kernels)
+    if found is None:
+        return None
+    known = NativeQuestions(found, room, lent.decoding)
+    lent.changed = known.invalidate
+    return LoanExchange(NativeReceiver(found, room), known)
 
 
 def _tables(query: LoanQuery, held: Sequence[_HeldLoan]) -> tuple[list[Tensor], int]:

@@ -13,13 +13,16 @@ cap. A part without tokens for a query has zeros and the exponent minus infinity
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from runtime.chains import Array
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.step.context import AttentionBackend
+from runtime.engine.tensors.convert import bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,18 @@ class PartialAttention:
     def part(self, number: int) -> PartialAttention:
         """Return one of several parts, in place."""
         return PartialAttention(self.values[number], self.sums[number])
+
+    def take_bytes(self, arrays: Sequence[Array]) -> bool:
+        """Copy float64 values and sums of these shapes in host memory into this one; False if they are no such."""
+        shapes = [("float64", tuple(each.shape)) for each in (self.values, self.sums)]
+        if [(each.dtype, each.shape) for each in arrays] != shapes or self.values.device.type != "cpu":
+            return False
+        for mine, array in zip((self.values, self.sums), arrays, strict=True):
+            data = memoryview(array.data)
+            if data.nbytes != mine.numel() * 8:
+                return False
+            bytes_of(mine)[:] = data.cast("B")
+        return True
 
     @property
     def out(self) -> Tensor:

@@ -35,12 +35,13 @@ from runtime.chains import (
     StepRunner,
 )
 from runtime.config import AheadChoice, DirectConfig, EngineConfig
-from runtime.engine.attention.away import Creditors
-from runtime.engine.attention.lent import LentPages
+from runtime.engine.attention.away import Creditors, PacketCreditors
+from runtime.engine.attention.lent import LentPages, native_exchange
 from runtime.engine.attention.varlen import page_multiple
 from runtime.engine.executors.device import enter_device, pool_bytes
 from runtime.engine.executors.second_lane import ReleasedTables, SecondLane
 from runtime.engine.executors.stage_step import Begun, stepped
+from runtime.engine.kernels.exchange import NativeAway, native_away
 from runtime.engine.models.registry import ModelRegistry
 from runtime.engine.recording.graphs import Graphs, graphs_for
 from runtime.engine.sampling.output import Sampling
@@ -48,7 +49,7 @@ from runtime.engine.step.decode_reuse import DecodeReuse
 from runtime.engine.tensors.convert import array_of, joined, likeness, staying
 from runtime.kv.pool import PagePool
 from runtime.lending_config import LoanShipping
-from runtime.loans import LoanLink, LoanQuery
+from runtime.loans import LoanExchange, LoanLink, LoanQuery, PacketLoanLink
 from runtime.types import EngineMemory, ModelSpec, Opened, StepPlan
 from zoo.store import Store
 
@@ -87,6 +88,7 @@ class StagedEngine:
         )
         units = self._registry.units
         self._lent = LentPages(units.attention, self._pool.second_lane(), units.device)
+        self._away: NativeAway | None = None
         self._before: Sampling | None = None
         self._over = 0  # perf_counter_ns at which a result was last read
         self._turn, self._released = threading.Lock(), ReleasedTables(self._registry.models)
@@ -262,7 +264,10 @@ class StagedEngine:
         return True
 
     def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None:
-        self._registry.units.creditors = Creditors(link, shipping)
+        away, native = self._away, None
+        if away is not None and isinstance(link, PacketLoanLink):
+            native = PacketCreditors(link, away)
+        self._registry.units.creditors = Creditors(link, shipping, native=native)
 
     def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None:
         self._lent.hold_loan(loan, groups, tokens, first_layer)
@@ -272,6 +277,13 @@ class StagedEngine:
 
     def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
         return self._lent.attend(query, arrays)
+
+    def exchange_packets(self, room: int) -> LoanExchange | None:
+        kernels = self._registry.units.kernels
+        if kernels is None:
+            return None
+        self._away = native_away(kernels, room)
+        return native_exchange(kernels, self._lent, room)
 
     def _clear_reuse(self) -> None:
         if self._decode_reuse is not None:

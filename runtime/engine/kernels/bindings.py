@@ -43,7 +43,7 @@ class Kernels:
         for name, arguments in SIGNATURES.items():
             function = getattr(found, name)
             function.argtypes, function.restype = arguments, RETURNS.get(name)
-        self._lib = found
+        self.lib = found
         self._threads = threads
         self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
@@ -70,11 +70,11 @@ class Kernels:
 
         `narrow`: pairs of bfloat16, as products do on this path; else float32.
         """
-        return float(self._lib.zoo_multiply_add(count, narrow, self.threads))
+        return float(self.lib.zoo_multiply_add(count, narrow, self.threads))
 
     def read_(self, memory: Tensor) -> None:
         """Read a contiguous tensor once, in whole MiB."""
-        self._lib.zoo_read(memory.data_ptr(), memory.numel() * memory.element_size(), self.threads)
+        self.lib.zoo_read(memory.data_ptr(), memory.numel() * memory.element_size(), self.threads)
 
     # -- products ------------------------------------------------------------------------------------------------------
 
@@ -88,12 +88,12 @@ class Kernels:
             if inputs % 2:
                 raise RuntimeError("bfloat16 weights are packed in pairs of inputs")
             pairs = torch.empty(-(-out // self.panel), inputs // 2, self.panel, 2, dtype=torch.bfloat16)
-            self._lib.zoo_pack_narrow(
+            self.lib.zoo_pack_narrow(
                 weight.data_ptr(), out, inputs, weight.stride(0), weight.stride(1), pairs.data_ptr(), self.threads
             )
             return pairs
         packed = torch.empty(-(-out // self.panel), inputs, self.panel)
-        self._lib.zoo_pack(
+        self.lib.zoo_pack(
             weight.data_ptr(), out, inputs, weight.stride(0), weight.stride(1), packed.data_ptr(), self.threads
         )
         return packed
@@ -111,7 +111,7 @@ class Kernels:
             raise ValueError(f"{codes.dtype} {list(codes.shape)} are no codes of {inputs} inputs")
         codes, scale = codes.contiguous(), scale.float().contiguous()
         made = torch.empty(-(-out // self.coded_panel), inputs + SCALE_ROWS, self.coded_panel, dtype=torch.int8)
-        self._lib.zoo_pack_coded(
+        self.lib.zoo_pack_coded(
             codes.data_ptr(), out, inputs, width, 128 if packed else 0, scale.data_ptr(), made.data_ptr(), self.threads
         )
         return made
@@ -120,14 +120,14 @@ class Kernels:
         """Return the weight [out, in] of its packed form; that of an int8 one in float32."""
         if packed.dtype == torch.int8:
             values = torch.empty(out, packed.shape[1] - SCALE_ROWS)
-            self._lib.zoo_unpack_coded(packed.data_ptr(), out, values.shape[1], values.data_ptr(), self.threads)
+            self.lib.zoo_unpack_coded(packed.data_ptr(), out, values.shape[1], values.data_ptr(), self.threads)
             return values
         if packed.dtype == torch.bfloat16:
             narrow = torch.empty(out, 2 * packed.shape[1], dtype=torch.bfloat16)
-            self._lib.zoo_unpack_narrow(packed.data_ptr(), out, narrow.shape[1], narrow.data_ptr(), self.threads)
+            self.lib.zoo_unpack_narrow(packed.data_ptr(), out, narrow.shape[1], narrow.data_ptr(), self.threads)
             return narrow
         weight = torch.empty(out, packed.shape[1])
-        self._lib.zoo_unpack(packed.data_ptr(), out, packed.shape[1], weight.data_ptr(), self.threads)
+        self.lib.zoo_unpack(packed.data_ptr(), out, packed.shape[1], weight.data_ptr(), self.threads)
         return weight
 
     def linear(self, x: Tensor, parts: Parts, add: Tensor | None = None) -> Tensor:
@@ -213,7 +213,7 @@ class Kernels:
         """Round contiguous float32 values to bfloat16, in place; returns x."""
         if x.dtype != torch.float32 or not x.is_contiguous():
             raise ValueError(f"contiguous float32 is rounded in place, not {x.dtype}")
-        self._lib.zoo_round(x.data_ptr(), x.numel(), self.threads)
+        self.lib.zoo_round(x.data_ptr(), x.numel(), self.threads)
         return x
 
     def gate(self, both: Tensor) -> Tensor:

@@ -57,3 +57,5 @@ enum { PLAIN = 0, GATED_SILU = 1, ROUNDED = 2 };
 #include "csrc/argmax.c"
 #include "csrc/sampling.c"
 #include "csrc/peaks.c"
+
+#include "exchange.c"

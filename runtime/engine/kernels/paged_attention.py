@@ -14,6 +14,7 @@ from torch import Tensor
 from runtime.engine.attention.gathered import GatheredAttention
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.kernels.bindings import Kernels, back_to_back, can_be_kept
+from runtime.engine.kernels.exchange import Decoding
 from runtime.engine.kernels.operands import Pool, PromptChunk, PromptChunks
 from runtime.engine.kernels.signatures import MOST_HEADS, MOST_WIDTH
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
@@ -53,6 +54,9 @@ class NativeAttention:
         self.paging = paging
         self._kernels = kernels
         self._kinds = RowKinds(paging)
+        #: What native code was given last, and for which queries, keys and settings.
+        self._any_layer: Decoding | None = None
+        self._like: object = None
 
     @cached_property
     def _gathered(self) -> GatheredAttention:
@@ -91,6 +95,25 @@ class NativeAttention:
         self._kernels.chunks(query, pool, self._kinds.prompts, into, *_terms(now), sums)
         if into is not out:
             out.copy_(into)
+
+    def decoding(self, layer: int, now: Tokens) -> Decoding | None:
+        """Return what `decode` computes, for native code.
+
+        None unless all rows are of one token, without a sliding window, and the kernels take them.
+        """
+        like = now.query.shape, now.query.dtype, now.key.shape[1:], now.key.dtype, now.how
+        if like != self._like:
+            self._like, self._any_layer = like, self._decoding(now)
+        return None if self._any_layer is None else self._any_layer.at_layer(layer)
+
+    def _decoding(self, now: Tokens) -> Decoding | None:
+        kinds = self._kinds
+        plain = kinds.tokens is None and kinds.rows is None and now.how.window is None
+        if not kinds.lengths.numel() or not plain or not _takes(now):
+            return None
+        (_, heads, width), (scale, _, cap) = now.query.shape, _terms(now)
+        view, threads = self.paging.view(now.key), self._kernels.threads
+        return Decoding.over_pages(view, self.paging.tables, kinds.lengths, (heads, width), (scale, cap), threads)
 
     def _pool(self, layer: int, view: PageView) -> Pool:
         return Pool(view.k, view.v, self.paging.tables[:, layer])

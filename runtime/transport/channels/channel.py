@@ -11,7 +11,7 @@ messages in order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -88,6 +88,10 @@ class ZmqChannel:
         except zmq.Again:
             return False
         return True
+
+    def quiet_file(self) -> int | None:
+        """Return the descriptor that becomes readable with the next event; None if a message is there."""
+        return None if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN else int(self._socket.getsockopt(zmq.FD))
 
     def receive(self) -> Iterator[Came]:
         for _ in range(_BURST):
@@ -166,7 +170,9 @@ class DualChannel:
 
     @property
     def late(self) -> bool:
-        return any(order.ahead and order.late(self._clock()) for order in self._orders.values())
+        return self._seqpacket.has_kept or any(
+            order.ahead and order.late(self._clock()) for order in self._orders.values()
+        )
 
     @property
     def closed(self) -> bool:
@@ -185,6 +191,19 @@ class DualChannel:
                 yield from ((who, frames) for frames in order.all())
             if not order.ahead and not self._seqpacket.has(who):
                 self._orders.pop(who, None)
+
+    def packets(self, who: bytes) -> tuple[SeqpacketSocket, ReorderBuffer] | None:
+        """Return what the packets of a link come and go through; None if there are none, or one is waited for."""
+        order = self._orders.get(who)
+        if not self._seqpacket.has(who) or self._seqpacket.has_kept or (order is not None and order.ahead):
+            return None
+        return self._seqpacket, order or self._orders.setdefault(who, ReorderBuffer())
+
+    def quiet_files(self, apart: Container[bytes]) -> list[int] | None:
+        """Return the descriptors to poll for messages of all links but these; None if some are due now."""
+        if self.late or (quiet := self._channel.quiet_file()) is None:
+            return None
+        return [quiet, *self._seqpacket.files_apart(apart)]
 
     def close(self, linger_ms: int) -> None:
         self._seqpacket.close()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +28,8 @@ SUFFIX = ".q"
 
 _QUEUE_BYTES = 1 << 21
 _MAX_FRAMES = 64
+#: Longest packet.
+PACKET_BYTES = MAX_BYTES + 4 * (_MAX_FRAMES + 1)
 _MAX_WHO = 256
 _MAX_ENDS = 4096
 _COUNT = struct.Struct("=I")
@@ -43,6 +45,8 @@ class SeqpacketSocket:
         self._ends: dict[bytes, socket.socket] = {}
         #: By file descriptor: link name (None until received) and socket.
         self._files: dict[int, tuple[bytes | None, socket.socket]] = {}
+        #: Packets that were read past `receive`, by link name.
+        self._kept: list[tuple[bytes, bytes]] = []
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while there is something to `receive`."""
@@ -77,12 +81,30 @@ class SeqpacketSocket:
     def has(self, who: bytes) -> bool:
         return who in self._ends
 
+    def end(self, who: bytes) -> socket.socket | None:
+        """Return a connection, from which packets may be read and sent past this object."""
+        return self._ends.get(who)
+
+    def files_apart(self, ends: Container[bytes]) -> list[int]:
+        """Return the descriptors of the listener and of all connections but these."""
+        mine = [] if self._listener is None else [self._listener.fileno()]
+        return [*mine, *(file for file, (who, _) in self._files.items() if who is None or who not in ends)]
+
+    def put_back(self, who: bytes, packet: bytes) -> None:
+        """Return a packet that was read past this object to the next `receive`, before what came behind it."""
+        self._kept.append((who, packet))
+
+    @property
+    def has_kept(self) -> bool:
+        """Return whether packets were put back."""
+        return bool(self._kept)
+
     def put(self, who: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Send a message; False if it cannot go over this socket now."""
         end = self._ends.get(who)
         if end is None or len(frames) > _MAX_FRAMES or sum(map(len, frames)) > MAX_BYTES:
             return False
-        head = struct.pack(f"={len(frames) + 1}I", len(frames), *map(len, frames))
+        head = lengths_of(frames)
         try:
             end.sendmsg([head, *frames])
         except (BlockingIOError, InterruptedError):
@@ -96,6 +118,9 @@ class SeqpacketSocket:
     def receive(self, most: int) -> list[tuple[bytes, list[memoryview]]]:
         """Return the received messages, about `most` of them, in order per connection."""
         out: list[tuple[bytes, list[memoryview]]] = []
+        kept, self._kept = self._kept, []
+        for who, packet in kept:
+            self._add_packet(who, packet, out)
         again = True
         while again and len(out) < most:
             again = False
@@ -182,12 +207,18 @@ class SeqpacketSocket:
                 break
             except OSError:
                 packet = b""
-            frames = _frames(packet)
-            if frames is None:  # closed, or not a valid packet
-                self._remove_end(who)
+            if not self._add_packet(who, packet, out):
                 break
-            out.append((who, frames))
         return out
+
+    def _add_packet(self, who: bytes, packet: bytes, out: list[tuple[bytes, list[memoryview]]]) -> bool:
+        """Add a packet's frames to `out`; return whether the connection stays."""
+        frames = _frames(packet)
+        if frames is None:  # closed, or not a valid packet
+            self._remove_end(who)
+            return False
+        out.append((who, frames))
+        return True
 
 
 _NOTHING = bytearray(1)
@@ -200,6 +231,11 @@ def _plain() -> socket.socket:
     made.setblocking(False)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
     return made
+
+
+def lengths_of(frames: Sequence[bytes | bytearray | memoryview]) -> bytes:
+    """Return the first bytes of a packet."""
+    return struct.pack(f"={len(frames) + 1}I", len(frames), *map(len, frames))
 
 
 def _frames(packet: bytes) -> list[memoryview] | None:

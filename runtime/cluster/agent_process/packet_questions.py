@@ -1,0 +1,126 @@
+"""Send questions to lent pages, and receive their answers, past the messenger.
+
+Both are known but for their numbers and arrays: a question's message is that of the step before, and an answer's is
+LoansAttended with attention of its shape. Any other packet goes to the messenger as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from runtime.chains import Array
+from runtime.loans import PacketHead, PacketPlace, PacketQuestion, PacketReceiver
+from runtime.messages import AttendLoans, LoansAttended
+from runtime.transport.messenger import Messenger
+from runtime.transport.packets import PacketLink, head_of, numbered
+from runtime.transport.wire import ITEM_BYTES
+
+#: Questions whose messages are kept.
+_MOST_HEADS = 1024
+
+
+class _Exchange(NamedTuple):
+    """A question and its answer, up to their arrays, and the shape of the queries."""
+
+    question: PacketHead
+    answer: PacketHead
+    shape: tuple[int, ...]
+
+
+class PacketQuestions:
+    """Questions of one debtor. For its messenger's thread."""
+
+    def __init__(self, messenger: Messenger, receiver: PacketReceiver) -> None:
+        self._messenger, self._receiver = messenger, receiver
+        #: Questions under way that were sent here, by ticket.
+        self._open: dict[int, tuple[PacketLink, _Exchange]] = {}
+        #: Questions that were prepared last, with their creditors.
+        self._prepared: list[tuple[str, PacketLink, _Exchange]] = []
+
+    def send(self, ticket: int, creditor: str, asked: AttendLoans, arrays: tuple[Array, ...]) -> bool:
+        """Send a question; False, with nothing sent, if it does not go this way."""
+        link = self._messenger.packets(creditor)
+        known = _exchange_of(asked, arrays[0].dtype, arrays[0].shape) if len(arrays) == 1 else None
+        if link is None or known is None or not link.send(known.question, arrays[0].data):
+            return False
+        self._open[ticket] = link, known
+        return True
+
+    def prepare(
+        self, asks: Sequence[tuple[str, AttendLoans]], dtype: str, shape: tuple[int, ...]
+    ) -> list[PacketQuestion] | None:
+        """Return the packets of these questions, each to another creditor; None if one does not go this way."""
+        self._prepared, out = [], []
+        for creditor, asked in asks:
+            link, known = self._messenger.packets(creditor), _exchange_of(asked, dtype, shape)
+            place = None if link is None else link.find_place()
+            if link is None or known is None or place is None:
+                return None
+            self._prepared.append((creditor, link, known))
+            out.append(PacketQuestion(place, known.question, known.answer))
+        return out
+
+    def count(self, ticket: int, sent: int, received: int, packet: bytes | None) -> list[str]:
+        """Take it that the first prepared questions were sent, and the first of their answers received.
+
+        `ticket`: of the first one. `packet`: what came instead of the next answer. Returns the creditors of the rest.
+        """
+        rest = []
+        for at, (creditor, link, known) in enumerate(self._prepared[:sent]):
+            link.count(int(at < received), 1)
+            if at >= received:
+                self._open[ticket + at] = link, known
+                rest.append(creditor)
+        if packet is not None:
+            self._prepared[received][1].put_back(packet)
+        return rest
+
+    def find_place(self, ticket: int) -> PacketPlace | None:
+        """Return where the answer to a question comes; None if the messenger has to receive it."""
+        found = self._open.get(ticket)
+        return None if found is None else found[0].find_place()
+
+    def receive(self, ticket: int, place: PacketPlace, seconds: float) -> tuple[Array, ...] | None:
+        """Return the answer to the question that is due there, valid until the next call.
+
+        None if it has not come in time, or something else has, which the messenger may receive.
+        """
+        packet = self._receiver.receive(place.file, seconds)
+        if packet is None:
+            return None
+        link, known = self._open[ticket]
+        head, (tokens, heads, _) = numbered(known.answer, place.due), known.shape
+        first, last = len(head), len(head) + prod(known.shape) * 8
+        if len(packet) != last + tokens * heads * 16 or packet[:first] != head:
+            link.put_back(bytes(packet))
+            return None
+        link.count(1, 0)
+        del self._open[ticket]
+        sums = Array("float64", (tokens, heads, 2), packet[last:])
+        return Array("float64", known.shape, packet[first:last]), sums
+
+    def close_question(self, ticket: int) -> None:
+        """Take it that the messenger has received the answer."""
+        self._open.pop(ticket, None)
+
+    def clear(self) -> None:
+        """Give up all questions under way."""
+        self._open.clear()
+
+
+@lru_cache(_MOST_HEADS)
+def _exchange_of(asked: AttendLoans, dtype: str, shape: tuple[int, ...]) -> _Exchange | None:
+    """Return the messages of a question with such queries; None if one is too long for a packet.
+
+    Raises WireError for a question that the creditor would refuse.
+    """
+    if len(shape) != 3:
+        return None
+    tokens, heads, width = shape
+    queries = Array(dtype, shape, bytes(prod(shape) * ITEM_BYTES.get(dtype, 0)))
+    made = [Array("float64", (tokens, heads, wide), bytes(tokens * heads * wide * 8)) for wide in (width, 2)]
+    question, answer = head_of(asked, (queries,)), head_of(LoansAttended(asked.turn), made)
+    return None if question is None or answer is None else _Exchange(question, answer, shape)
