@@ -40,6 +40,8 @@ class LendingConfig:
         layer_mib: MiB of K and V that a device attends to in the time of a question to a creditor.
         cut_tokens: Loans begin and end at multiples of so many tokens, where there is a choice. With 64, or a
             multiple of it, answers have the same bits as one device's (`docs/lending.md`); 1: anywhere.
+        native: Questions to creditors and their answers pass Python by, where kernels and sockets of one machine allow
+            it; answers have the same bits.
         mend: Where a creditor dies, only what it held is computed again, as far as that can be (IL-18); otherwise all
             of the sequence.
         beat_ms: Period of agents' heartbeats to the managers of the pool, and of their sorted lists; with `negotiated`
@@ -59,6 +61,7 @@ class LendingConfig:
     shape: LoanShape = "cheapest"
     layer_mib: float = 4.0
     cut_tokens: int = 64
+    native: bool = True
     mend: bool = True
     beat_ms: int = 100
     gone_ms: int = 1000

@@ -131,12 +131,10 @@ class AnsweredQuestions(NamedTuple):
     """What native code has done.
 
     Fields:
-        due: Whether something is to be read.
         counts: Questions of each end that were answered.
         source, packet: A packet that is not answered natively, and its end; -1 for none.
     """
 
-    due: bool
     counts: tuple[int, ...]
     source: int = -1
     packet: bytes = b""
@@ -199,15 +197,15 @@ class KnownQuestions(Protocol):
 
         Args:
             end: Its connection, as in `answer`.
-            array: Its queries; others of this type and shape come.
+            array: Its queries; later ones have this type and shape.
             stamp: The stamp before it was answered. Another one now: it is not learnt.
         """
         ...
 
-    def answer(self, ends: Sequence[PacketPlace], files: Sequence[int], seconds: float) -> AnsweredQuestions:
+    def answer(self, ends: Sequence[PacketPlace], files: Sequence[int], seconds: float) -> AnsweredQuestions | None:
         """Answer the known questions that come from these ends, for up to `seconds` without one.
 
-        It returns at anything else that comes there, or to `files`.
+        It returns at anything else that comes there, or to `files`. None, at once, if these are too many.
         """
         ...
 

@@ -5,9 +5,9 @@
 
 Three agents, the model on one of them (`--placement on-demand`). For each prompt and share the pools are such that
 about this share of the request's K and V lies on other agents at the end (`lent`: of the pages in use; 0 where the
-answer had ended before it was asked for). In each round a server for each of the shapes (`[loans] shape`) answers the
-same request, in turns. `token_ms`: median time between two tokens, of each round; `equal`: all answers have the same
-tokens; `over_first`: the median of a shape over that of the first.
+answer had ended before it was asked for). In each round a server for each shape (`[loans] shape`; with `:python` behind
+it, also `native = false`) answers the same request, in turns. `token_ms`: median time between two tokens, of each
+round; `equal`: all answers have the same tokens; `over_first`: the median of a shape over that of the first.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ def context_bytes(store: str, model: str, tokens: int) -> int:
     return int(tokens * config["num_hidden_layers"] * 2 * config.get("num_key_value_heads", heads) * width * 2)
 
 
-def one(store: str, model: str, body: dict[str, Any], pool: int, shape: LoanShape) -> dict[str, Any]:
+def one(store: str, model: str, body: dict[str, Any], pool: int, shape: str) -> dict[str, Any]:
     """Return what a server with loans of this shape answers."""
     options = ("--agents", "3", "--agent-kv-bytes", f"{pool},{pool},{pool}", "--placement", "on-demand")
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as settings:
-        settings.write(f'[loans]\nshape = "{shape}"\nrecall = 1.0\n')
+        name, _, python = shape.partition(":")
+        settings.write(f'[loans]\nshape = "{name}"\nrecall = 1.0\nnative = {"false" if python else "true"}\n')
         settings.flush()
         with serving(store, model, (*options, "--lending", "planned", "--config", settings.name)) as server:
             return answered(server, body)
 
 
 def point(
-    store: str, model: str, prompt: int, share: float, tokens: int, rounds: int, shapes: tuple[LoanShape, ...]
+    store: str, model: str, prompt: int, share: float, tokens: int, rounds: int, shapes: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the measurements of one context and share."""
     body = asked(model, prompt, tokens)
@@ -83,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     grid = [(int(prompt), float(share)) for prompt in given.prompts.split(",") for share in given.shares.split(",")]
     shapes = tuple(given.shapes.split(","))
-    if not set(shapes) <= set(get_args(LoanShape)):
-        parser.error(f"shapes are {', '.join(get_args(LoanShape))}")
+    if not {shape.removesuffix(":python") for shape in shapes} <= set(get_args(LoanShape)):
+        parser.error(f"shapes are {', '.join(get_args(LoanShape))}, each also with :python")
     points = [point(given.store, given.model, *each, given.tokens, given.rounds, shapes) for each in grid]
     deliver({"points": points}, given.output)
     return 0

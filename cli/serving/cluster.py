@@ -158,6 +158,7 @@ def agent_settings(options: ServeOptions, config: EngineConfig, half_page: int) 
         budget,
         loan_seconds=loans,
         loan_shipping=options.loans.ship,
+        loan_native=options.loans.native,
         pool_beat_seconds=beats,
         watch_layers=options.roles is not None and options.handoff_grain != "request",
     )

@@ -27,7 +27,7 @@ class PacketLink:
 
     Args:
         to: The connection in the channel.
-        who: The link that the peer's messages come from.
+        who: Name of the link that the peer's messages come from.
     """
 
     def __init__(self, channel: DualChannel, to: bytes, who: bytes, outbox: SendQueue, peers: Peers) -> None:

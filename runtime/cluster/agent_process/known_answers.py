@@ -49,7 +49,10 @@ class KnownAnswers:
         self._known.learn(end, head, answer, question.query, asked.arrays[0], stamp)
 
     def answer_known(self, seconds: float) -> bool:
-        """Answer natively for up to `seconds` without a question; return whether the messenger may have a message."""
+        """Answer natively for up to `seconds` without a question; return False, at once, if it cannot.
+
+        The messenger may have messages afterwards.
+        """
         if not len(self._known):
             return False
         places = [link.find_place() for name, incarnation, link in self._links if self._admits(name, incarnation)]
@@ -61,9 +64,10 @@ class KnownAnswers:
         files = self._messenger.quiet_files({link.to for _, _, link in self._links})
         if files is None:
             return True
-        done = self._known.answer(ends, files, seconds)
+        if (done := self._known.answer(ends, files, seconds)) is None:
+            return False
         for (_, _, link), count in zip(self._links, done.counts, strict=False):
             link.count(count, count)
         if done.source >= 0:
             self._links[done.source][2].put_back(done.packet)
-        return done.due
+        return True

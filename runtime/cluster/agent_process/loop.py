@@ -86,6 +86,7 @@ class AgentSettings:
         direct: How tensors go directly from device to device; None: through host memory (BL-33).
         loan_seconds: Longest wait for attention to K and V on another device; 0: there are no loans (IL-04).
         loan_shipping: What travels for it (IL-28).
+        loan_native: Whether native code asks and answers where it can.
         pool_beat_seconds: Period of heartbeats to the managers of the pool; 0: there are none (IL-10).
         watch_layers: Whether page requests are answered between the layers of a step, too (TI-15). Not with lanes of
             their own, nor where tensors go directly: there all pages go between steps.
@@ -100,6 +101,7 @@ class AgentSettings:
     direct: DirectConfig | None = None
     loan_seconds: float = 0.0
     loan_shipping: LoanShipping = "query"
+    loan_native: bool = True
     pool_beat_seconds: float = 0.0
     watch_layers: bool = False
 

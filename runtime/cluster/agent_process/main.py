@@ -208,7 +208,9 @@ def _sides(
         return None
     peers = SidePeers()
     server, client = side_messengers(identity.device, identity.incarnation, identity.bind, keys, context)
-    exchange = engine.exchange_packets(PACKET_BYTES) if isinstance(engine, ExchangingEngine) else None
+    exchange = None
+    if identity.settings.loan_native and isinstance(engine, ExchangingEngine):
+        exchange = engine.exchange_packets(PACKET_BYTES)
     asks = SideClient(client, peers, seconds, None if exchange is None else exchange.receiver)
     engine.borrow(asks, identity.settings.loan_shipping)
     return SideServer(engine, server, peers, None if exchange is None else exchange.known), asks, peers

@@ -18,7 +18,7 @@ from runtime.transport.messenger import Messenger
 from runtime.transport.packets import PacketLink, head_of, numbered
 from runtime.transport.wire import ITEM_BYTES
 
-#: Questions whose messages are kept.
+#: Questions kept with their messages.
 _MOST_HEADS = 1024
 
 
@@ -43,8 +43,10 @@ class PacketQuestions:
     def send(self, ticket: int, creditor: str, asked: AttendLoans, arrays: tuple[Array, ...]) -> bool:
         """Send a question; False, with nothing sent, if it does not go this way."""
         link = self._messenger.packets(creditor)
-        known = _exchange_of(asked, arrays[0].dtype, arrays[0].shape) if len(arrays) == 1 else None
-        if link is None or known is None or not link.send(known.question, arrays[0].data):
+        if link is None or len(arrays) != 1:
+            return False
+        known = _exchange_of(asked, arrays[0].dtype, arrays[0].shape)
+        if known is None or not link.send(known.question, arrays[0].data):
             return False
         self._open[ticket] = link, known
         return True

@@ -85,8 +85,8 @@ class SideServer:
     def _run(self) -> None:
         try:
             while not self._over.is_set():
-                due = self._known is not None and self._known.answer_known(_WAIT)
-                for item in self._messenger.receive(0.0 if due else _WAIT):
+                waited = self._known is not None and self._known.answer_known(_WAIT)
+                for item in self._messenger.receive(0.0 if waited else _WAIT):
                     if isinstance(item, PeerCut):
                         continue
                     if isinstance(item.message, AttendLoans):

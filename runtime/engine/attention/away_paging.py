@@ -24,7 +24,7 @@ def paging_of(paging: PagedMetadata, rows: Sequence[int]) -> PagedMetadata:
 
 
 def paging_here(paging: PagedMetadata, spans: Sequence[RowSpan], here: Sequence[Sequence[int]]) -> PagedMetadata:
-    """Return the paging of the rows away over the pages that are here, as rows that have no others.
+    """Return the paging of the rows away over the pages that are here, as rows that have no more.
 
     `spans`: the rows, back to back, at positions counted over the tokens here; `here`: page sets of each row. It is not
     for writing.

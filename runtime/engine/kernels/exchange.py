@@ -29,7 +29,7 @@ _SPIN_NS = 150_000
 _LOOK_MS = 20
 #: As in `exchange.c`.
 _MOST_FILES, _MOST_HEAD = 256, 1024
-_QUIET, _READY, _PACKET = 0, 1, 2
+_PACKET = 2
 #: Most questions that are known at a time.
 _MOST_KNOWN = 1024
 
@@ -229,6 +229,8 @@ class NativeQuestions:
         self._packet = (c_char * room)()
         self._known = (_QuestionData * _MOST_KNOWN)()
         self._alive: list[object] = []
+        #: The ends and heads of all known questions.
+        self._heads: set[tuple[int, bytes]] = set()
         self._queries, self._made = torch.empty(0), torch.empty(0, dtype=torch.float64)
         self._data = _AnswersData(
             known=ctypes.addressof(self._known), stamp=ctypes.addressof(self._stamp), room=room,
@@ -245,6 +247,7 @@ class NativeQuestions:
     def clear(self) -> None:
         self._data.known_count = 0
         self._alive.clear()
+        self._heads.clear()
 
     def __len__(self) -> int:
         return int(self._data.known_count)
@@ -258,6 +261,9 @@ class NativeQuestions:
         if data.expected != stamp or len(self) >= _MOST_KNOWN:
             self.clear()
             data.expected = stamp
+        if (end, question.data) in self._heads:
+            return
+        self._heads.add((end, question.data))
         how = decoding.data
         heads = how.rows * how.heads
         self._queries = _at_least(self._queries, heads * how.dim)
@@ -268,9 +274,9 @@ class NativeQuestions:
         self._alive.append((question, answer, decoding))
         data.known_count += 1
 
-    def answer(self, ends: Sequence[PacketPlace], files: Sequence[int], seconds: float) -> AnsweredQuestions:
+    def answer(self, ends: Sequence[PacketPlace], files: Sequence[int], seconds: float) -> AnsweredQuestions | None:
         if len(ends) + len(files) > _MOST_FILES:
-            return AnsweredQuestions(True, ())
+            return None
         places = (_SocketData * len(ends))(*(_SocketData(*each) for each in ends))
         beside = (c_int64 * len(files))(*files)
         data = self._data
@@ -279,8 +285,8 @@ class NativeQuestions:
         status = self._lib.zoo_answer(byref(data))
         counts = tuple(int(each.answered) for each in places)
         if status != _PACKET:
-            return AnsweredQuestions(status == _READY, counts)
-        return AnsweredQuestions(True, counts, data.source, bytes(memoryview(self._packet).cast("B")[: data.length]))
+            return AnsweredQuestions(counts)
+        return AnsweredQuestions(counts, data.source, bytes(memoryview(self._packet).cast("B")[: data.length]))
 
 
 def native_away(kernels: Kernels, room: int) -> NativeAway | None:
