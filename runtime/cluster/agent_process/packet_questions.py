@@ -23,11 +23,12 @@ _MOST_HEADS = 1024
 
 
 class _Exchange(NamedTuple):
-    """A question and its answer, up to their arrays, and the shape of the queries."""
+    """A question and its answer, up to their arrays, and the shape and bytes of the queries."""
 
     question: PacketHead
     answer: PacketHead
     shape: tuple[int, ...]
+    nbytes: int
 
 
 class PacketQuestions:
@@ -46,7 +47,9 @@ class PacketQuestions:
         if link is None or len(arrays) != 1:
             return False
         known = _exchange_of(asked, arrays[0].dtype, arrays[0].shape)
-        if known is None or not link.send(known.question, arrays[0].data):
+        if known is None or memoryview(arrays[0].data).nbytes != known.nbytes:
+            return False
+        if not link.send(known.question, arrays[0].data):
             return False
         self._open[ticket] = link, known
         return True
@@ -125,4 +128,6 @@ def _exchange_of(asked: AttendLoans, dtype: str, shape: tuple[int, ...]) -> _Exc
     queries = Array(dtype, shape, bytes(prod(shape) * ITEM_BYTES.get(dtype, 0)))
     made = [Array("float64", (tokens, heads, wide), bytes(tokens * heads * wide * 8)) for wide in (width, 2)]
     question, answer = head_of(asked, (queries,)), head_of(LoansAttended(asked.turn), made)
-    return None if question is None or answer is None else _Exchange(question, answer, shape)
+    if question is None or answer is None:
+        return None
+    return _Exchange(question, answer, shape, len(queries.data))

@@ -46,7 +46,7 @@ INLINE int nothing_yet(void) { return errno == EAGAIN || errno == EWOULDBLOCK ||
 int64_t zoo_receive(int file, void *into, int64_t room, struct spin *spin, int ms)
 {
     int64_t begin = now_ns();
-    for (int slept = 0;; ) {
+    for (int slept = 0;;) {
         ssize_t length = recv(file, into, (size_t)room, MSG_DONTWAIT | MSG_TRUNC);
         if (length >= 0) {
             adapt_spin(spin, now_ns() - begin, slept);
@@ -55,7 +55,10 @@ int64_t zoo_receive(int file, void *into, int64_t room, struct spin *spin, int m
         if (!nothing_yet()) return -2;
         int64_t waited = now_ns() - begin;
         if (waited < spin->limit) continue;
-        if (waited >= (int64_t)ms * 1000000) return -1;
+        if (waited >= (int64_t)ms * 1000000) {
+            adapt_spin(spin, waited, 1);
+            return -1;
+        }
         slept = 1;
         struct pollfd one = {file, POLLIN, 0};
         if (poll(&one, 1, ms - (int)(waited / 1000000)) < 0 && errno != EINTR) return -2;

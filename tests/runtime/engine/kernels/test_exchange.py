@@ -1,0 +1,159 @@
+"""Native waits for packets take little of a core, and native code is given only what it can compute (IL-27)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from runtime.chains import Array
+from runtime.config import EngineConfig
+from runtime.engine.attention.interface import AttentionSettings, Tokens
+from runtime.engine.attention.lent import LentPages, native_exchange
+from runtime.engine.attention.partial import PartialAttention
+from runtime.engine.kernels.paged_attention import NativeAttention, native_attention
+from runtime.engine.models.registry import kernels_for
+from runtime.engine.step.context import PagedMetadata, RowSpan
+from runtime.kv.pool import PagePool
+from runtime.loans import AnsweredQuestions, LoanExchange, LoanQuery, PacketHead, PacketPlace
+from tests.runtime.engine.compiled import needs_kernels
+
+pytestmark = needs_kernels
+HEADS, KV_HEADS, WIDTH, PAGE, LAYERS, SETS, ROOM = 4, 2, 8, 4, 2, 3, 4096
+
+
+@pytest.fixture
+def exchange() -> LoanExchange:
+    kernels = kernels_for(EngineConfig())
+    assert kernels is not None
+    pool = PagePool(2 * PAGE * KV_HEADS * WIDTH * 4 * LAYERS * SETS, PAGE * KV_HEADS * WIDTH * 4)
+    lent = LentPages(native_attention(kernels), pool, torch.device("cpu"))
+    lent.hold_loan(1, torch.arange(LAYERS * SETS).view(SETS, LAYERS).tolist(), SETS * PAGE)
+    made = native_exchange(kernels, lent, ROOM)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    yield pair
+    for each in pair:
+        each.close()
+
+
+def learn(exchange: LoanExchange, layer: int = 0) -> None:
+    head = PacketHead(bytes(8) + bytes([layer]), 0)
+    query = LoanQuery(((1,),), ((SETS * PAGE,),), (1,), layer, KV_HEADS, "float32")
+    array = Array("float32", (1, HEADS, WIDTH), bytes(4 * HEADS * WIDTH))
+    exchange.known.learn(0, head, PacketHead(bytes(8), 0), query, array, exchange.known.stamp)
+
+
+def test_a_wait_in_vain_ends_in_time_and_sleeps(
+    exchange: LoanExchange, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    learn(exchange)
+    place = PacketPlace(ends[0].fileno(), 0, 0)
+    for wait, nothing in (
+        (lambda: exchange.receiver.receive(place.file, 0.05), None),
+        (lambda: exchange.known.answer([place], [], 0.05), AnsweredQuestions((0,))),
+    ):
+        begin, used = time.monotonic(), time.thread_time()
+        for _ in range(10):
+            assert wait() == nothing
+        assert time.monotonic() - begin > 0.45
+        assert time.thread_time() - used < 0.05
+
+
+def test_packets_the_end_of_a_connection_and_too_long_ones(
+    exchange: LoanExchange, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    mine, theirs = ends
+    for packet in (b"one", bytes(ROOM), bytes(ROOM + 9)):
+        theirs.send(packet)
+        assert exchange.receiver.receive(mine.fileno(), 1.0) == packet[:ROOM]
+    timer = threading.Timer(0.1, theirs.send, [b"late"])
+    timer.start()
+    assert exchange.receiver.receive(mine.fileno(), 5.0) == b"late"
+    timer.join()
+    theirs.close()
+    assert exchange.receiver.receive(mine.fileno(), 1.0) == b""
+
+
+def test_known_questions_are_answered_until_something_else_is_ready(
+    exchange: LoanExchange, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    mine, theirs = ends
+    for layer in range(LAYERS):
+        learn(exchange, layer)
+        learn(exchange, layer)
+    assert len(exchange.known) == LAYERS, "each once"
+    queries = torch.randn(HEADS * WIDTH).numpy().tobytes()
+    for number, layer in enumerate((0, 1, 0, 1)):
+        theirs.send(number.to_bytes(8, "little") + bytes([layer]) + queries)
+    done = exchange.known.answer([PacketPlace(mine.fileno(), 0, 7)], [], 0.1)
+    assert done == ((4,), -1, b"")
+    assert [int.from_bytes(theirs.recv(ROOM)[:8], "little") for _ in range(4)] == [7, 8, 9, 10]
+    beside, ring = socket.socketpair()
+    ring.send(b"x")
+    begin = time.monotonic()
+    assert exchange.known.answer([PacketPlace(mine.fileno(), 4, 11)], [beside.fileno()], 5.0) == ((0,), -1, b"")
+    theirs.send((4).to_bytes(8, "little") + bytes([1]) + queries)
+    theirs.send((5).to_bytes(8, "little") + bytes([1]) + queries)
+    done = exchange.known.answer([PacketPlace(mine.fileno(), 4, 11)], [beside.fileno()], 5.0)
+    assert done is not None and done.counts == (1,), "what else is ready gets its turn behind each question"
+    assert time.monotonic() - begin < 4.0
+    for each in (beside, ring):
+        each.close()
+
+
+def test_what_is_invalid_is_handed_over(exchange: LoanExchange, ends: tuple[socket.socket, socket.socket]) -> None:
+    mine, theirs = ends
+    learn(exchange)
+    exchange.known.invalidate()
+    packet = bytes(9 + 4 * HEADS * WIDTH)
+    theirs.send(packet)
+    assert exchange.known.answer([PacketPlace(mine.fileno(), 0, 0)], [], 1.0) == ((0,), 0, packet)
+    learn(exchange)
+    theirs.send(packet)
+    done = exchange.known.answer([PacketPlace(mine.fileno(), 0, 0)], [], 0.1)
+    assert done is not None and done.counts == (1,), "learnt again"
+    exchange.known.clear()
+    theirs.send(packet)
+    assert len(exchange.known) == 0
+    assert exchange.known.answer([PacketPlace(mine.fileno(), 1, 1)], [], 1.0) == ((0,), 0, packet)
+
+
+def test_native_code_gets_rows_of_one_token_in_layers_that_exist(exchange: LoanExchange) -> None:
+    kernels = kernels_for(EngineConfig())
+    assert kernels is not None
+    pool, empty = PagePool(2 * 512 * 8, 512), torch.empty(0, dtype=torch.int64)
+    query, key = torch.zeros(2, HEADS, WIDTH), torch.zeros(2, KV_HEADS, WIDTH)
+
+    def decoding(spans: tuple[RowSpan, ...], layer: int, how: AttentionSettings) -> object:
+        tables = torch.zeros(len(spans), LAYERS, 1, dtype=torch.int64)
+        lengths = torch.tensor([span.length for span in spans])
+        paging = PagedMetadata(pool, PAGE, None, spans, tables, lengths, empty.view(1, 0), empty, None)
+        return NativeAttention(kernels, paging).decoding(layer, Tokens(query, key, key, how))
+
+    rows, how = (RowSpan(0, 1, 1), RowSpan(1, 2, 2)), AttentionSettings()
+    assert decoding(rows, 0, how) is not None and decoding(rows, LAYERS - 1, how) is not None
+    assert decoding(rows, LAYERS, how) is None and decoding(rows, -1, how) is None
+    assert decoding((RowSpan(0, 2, 0),), 0, how) is None
+    assert decoding(rows, 0, AttentionSettings(window=2)) is None
+    assert decoding(rows, 0, AttentionSettings(scaling=-1.0)) is None
+
+
+def test_only_parts_of_this_shape_are_copied() -> None:
+    part = PartialAttention.empty(torch.zeros(1, HEADS, WIDTH))
+    values, sums = torch.randn(1, HEADS, WIDTH).double(), torch.randn(1, HEADS, 2).double()
+    right = [Array("float64", tuple(each.shape), each.numpy().tobytes()) for each in (values, sums)]
+    assert part.take_bytes(right)
+    assert torch.equal(part.values, values) and torch.equal(part.sums, sums)
+    wrong = Array("float32", (1, HEADS, WIDTH), bytes(4 * HEADS * WIDTH))
+    for arrays in ([wrong, right[1]], right[:1], right[::-1], [Array("float64", (1, HEADS, WIDTH), b""), right[1]]):
+        assert not part.take_bytes(arrays)
