@@ -310,13 +310,13 @@ class AwayAttention:
         """
         reached, none = self._reached(), (AwayDone(), ())
         numbers = [where for where in places if isinstance(where, int)]
-        native, query = reached.native, now.query
+        native, query = reached.native, now.query.contiguous()
         if native is None or not isinstance(self._local, NativeAttention):
             return none
         if not self._everything or len(numbers) < len(places) or reached.shipping != "query":
             return none
         here = self._local.decoding(layer, now)
-        if here is None or not query.is_contiguous():
+        if here is None:
             return none
         asks = [(share.creditor, self._question(share, layer, now)) for share in self._shares]
         questions = native.link.prepare_packets(asks, str(query.dtype).removeprefix("torch."), tuple(query.shape))

@@ -138,6 +138,8 @@ class Debtor:
         results = []
         for layer in range(LAYERS):
             now = self.rows.now(seed + layer, query)
+            wide = torch.cat([now.query.flatten(1), torch.ones(self.rows.rows, 5, dtype=now.query.dtype)], 1)
+            now = now._replace(query=wide[:, : HEADS * WIDTH].view(-1, HEADS, WIDTH))  # as in a layer's product
             results.append(torch.zeros(now.query.shape, dtype=getattr(torch, out)))
             backend.decode(layer, now, results[-1])
         return results
