@@ -53,14 +53,14 @@ HEADS, WIDTH, PAGE = 32, 64, 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is measured. `layers`: in a round; `queries`: tokens that attend."""
+    """What is measured. `layers`: in a round; `queries`: tokens that attend; `link`: what exchanges packets."""
 
     context: int
     kv_heads: int
     dtype: str
     layers: int
-    link: str = "native"
     queries: int = 1
+    link: str = "native"
 
     @property
     def groups(self) -> int:
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     rows = [
-        measure(Shape(given.context, heads, dtype, given.layers, link), given.rounds)
+        measure(Shape(given.context, heads, dtype, given.layers, link=link), given.rounds)
         for dtype in given.dtype
         for heads in given.kv_heads
         for link in given.link
