@@ -24,7 +24,7 @@ from runtime.kv.pool import PageView
 from runtime.loans import AnsweredQuestions, LoanQuery, PacketHead, PacketPlace, PacketQuestion
 
 #: Longest time in ns that a wait for a packet spins.
-_SPIN_NS = 150_000
+_SPIN_NS = 200_000
 #: Longest wait for an answer in one call; then Python looks whether its creditor is still there.
 _LOOK_MS = 20
 #: As in `exchange.c`.
