@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -38,8 +38,6 @@ _log = logging.getLogger("blockzoo.server")
 #: Seconds for which sequences of an earlier run of the request may take to end.
 OPEN_SECONDS = 30.0
 _PAUSE = 0.02
-#: Seconds for which the events of a line of a batch are gathered before they are written: no client waits for them.
-LINE_SECONDS = 0.25
 
 
 class _EndedElsewhere(Exception):
@@ -112,18 +110,13 @@ class Execution:
         if past:
             run.publish((await self._service.in_worker(partial(transcript.add_events, past))).chunks)
         meter = Meter(self._service.metrics.get_model(prepared.generation.model.name), prepared, resumed=bool(past))
-        late = 0.0 if request.batch is None else LINE_SECONDS
-        async with (
-            seat or nullcontext(),
-            aclosing(self._steps(request, prepared, transcript, meter)) as steps,
-            aclosing(gathered(steps, late)) as parts,
-        ):
+        async with seat or nullcontext(), aclosing(self._steps(request, prepared, transcript, meter)) as steps:
             if stored:  # waiting for the seat is no attempt
                 model = prepared.generation.model
                 if not await self._store.begin(request, model.name, model.chain):
                     raise _EndedElsewhere
-            async for first, added in parts:
-                if added.events and not await self._store.append(run.id, first, added.events):
+            async for first, added in steps:
+                if not await self._store.append(run.id, first, added.events):
                     raise _EndedElsewhere
                 run.publish(added.chunks)
         ending = transcript.ending()
@@ -175,24 +168,6 @@ class Execution:
                         return
         finally:
             meter.abort_unfinished()
-
-
-async def gathered(
-    steps: AsyncIterator[tuple[int, AddedEvents]], seconds: float
-) -> AsyncGenerator[tuple[int, AddedEvents], None]:
-    """Yield what some steps add, joined until so many seconds are over since the last time, with its first number.
-
-    What the end finds gathered comes without its events: they are in the answer that is stored next.
-    """
-    held, begin, since = AddedEvents([], [], []), 0, time.monotonic()
-    async for first, added in steps:
-        begin = begin if held.events else first
-        held = AddedEvents(held.events + added.events, held.chunks + added.chunks, held.pieces + added.pieces)
-        if time.monotonic() - since >= seconds:
-            yield begin, held
-            held, since = AddedEvents([], [], []), time.monotonic()
-    if held.chunks:
-        yield begin, AddedEvents([], held.chunks, held.pieces)
 
 
 def _check_version(request: DurableRequest, prepared: Prepared, begun: bool) -> None:

@@ -245,12 +245,6 @@ class AbortSpy:
         monkeypatch.setattr(RequestStore, "abort", spied)
 
 
-@pytest.fixture
-def written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each token of a line be written before the next one."""
-    monkeypatch.setattr("runtime.server.durable.execution.LINE_SECONDS", 0.0)
-
-
 @contextmanager
 def opened_at_last(gate: Gate) -> Iterator[None]:
     """Open a gate at the end, whatever happens: the server could not stop."""
@@ -261,7 +255,6 @@ def opened_at_last(gate: Gate) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
-@pytest.mark.usefixtures("written_at_once")
 def test_a_line_that_its_batchs_end_has_stopped_is_charged_what_the_journal_has_of_it(
     tokenizer: Tokenizer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -284,7 +277,6 @@ def test_a_line_that_its_batchs_end_has_stopped_is_charged_what_the_journal_has_
     assert counted(store) == (2, 6, 1 + generated)
 
 
-@pytest.mark.usefixtures("written_at_once")
 def test_lines_that_a_batchs_end_has_stopped_are_charged_once_whatever_fails(
     tokenizer: Tokenizer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
