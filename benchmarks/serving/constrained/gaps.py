@@ -97,17 +97,18 @@ def measure(server: KillableServer, model: str, streams: int, requests: int, rou
     """Return the gaps by phase."""
     fresh = iter(range(10**6))
 
-    def ask(schema: dict[str, Any]) -> None:
-        body = {"model": model, "prompt": "x", "max_tokens": 4, "temperature": 0, "guided_json": schema}
-        with server.http() as http:
-            response: httpx.Response = http.post("/v1/completions", json=body)
-        if response.status_code != 200:
-            raise RuntimeError(f"status {response.status_code}: {json.dumps(response.json())[:300]}")
+    def ask(*schemas: dict[str, Any]) -> None:
+        for schema in schemas:
+            body = {"model": model, "prompt": "x", "max_tokens": 4, "temperature": 0, "guided_json": schema}
+            with server.http() as http:
+                response: httpx.Response = http.post("/v1/completions", json=body)
+            if response.status_code != 200:
+                raise RuntimeError(f"status {response.status_code}: {json.dumps(response.json())[:300]}")
 
     phases: dict[str, Callable[[], None]] = {
         "none": lambda: time.sleep(_QUIET),
-        "known": lambda: [ask(_KNOWN) for _ in range(requests)] and None,
-        "large": lambda: [ask(large_schema(next(fresh))) for _ in range(requests)] and None,
+        "known": lambda: ask(*[_KNOWN] * requests),
+        "large": lambda: ask(*(large_schema(next(fresh)) for _ in range(requests))),
     }
     found: dict[str, list[float]] = defaultdict(list)
     with FreeStreams(server, model, streams) as running:
