@@ -48,12 +48,16 @@ class RowKinds:
 
 
 class NativeAttention:
-    """`engine.step.context.AttentionBackend` with the kernels."""
+    """`engine.step.context.AttentionBackend` with the kernels.
+
+    Attributes:
+        kinds: The rows of its paging.
+    """
 
     def __init__(self, kernels: Kernels, paging: PagedMetadata) -> None:
         self.paging = paging
         self._kernels = kernels
-        self._kinds = RowKinds(paging)
+        self.kinds = RowKinds(paging)
         #: What native code was given last, and for which queries, keys and settings.
         self._any_layer: Decoding | None = None
         self._like: object = None
@@ -72,7 +76,7 @@ class NativeAttention:
         )
 
     def decode(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
-        kinds = self._kinds
+        kinds = self.kinds
         if not kinds.lengths.numel():
             return
         if not _takes(now):
@@ -85,14 +89,14 @@ class NativeAttention:
             out.copy_(into)
 
     def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
-        if not self._kinds.prompts.count:
+        if not self.kinds.prompts.count:
             return
         if not _takes(now):
             self._gathered.chunks(layer, _in_one_dtype(now), out, sums)
             return
         pool = self._pool(layer, self.paging.view(now.key))
         query, into = _in_float32(now.query, out)
-        self._kernels.chunks(query, pool, self._kinds.prompts, into, *_terms(now), sums)
+        self._kernels.chunks(query, pool, self.kinds.prompts, into, *_terms(now), sums)
         if into is not out:
             out.copy_(into)
 
@@ -107,7 +111,7 @@ class NativeAttention:
         return None if self._any_layer is None else self._any_layer.at_layer(layer)
 
     def _decoding(self, now: Tokens) -> Decoding | None:
-        kinds = self._kinds
+        kinds = self.kinds
         plain = kinds.tokens is None and kinds.rows is None and now.how.window is None
         if not kinds.lengths.numel() or not plain or not _takes(now):
             return None

@@ -24,7 +24,7 @@ from runtime.engine.attention.interface import Tokens
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Grouped, spans_of
 from runtime.engine.kernels.operands import Parts
-from runtime.engine.kernels.paged_attention import RowKinds
+from runtime.engine.kernels.paged_attention import NativeAttention, RowKinds
 from runtime.engine.kernels.signatures import MOST_HEADS, MOST_WIDTH, Half, StepData
 from runtime.engine.layers.fused import FusedAttention, FusedFfn
 from runtime.engine.layers.operations import NativeNorm, NativeOperations
@@ -147,7 +147,8 @@ class Program:
             if paging.away:
                 cuts = [at for at, layer in enumerate(layers) if layer is not None and paging.is_away(layer)]
             tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
-            view, kinds = paging.view(self.like), RowKinds(paging)
+            view = paging.view(self.like)
+            kinds = attention.kinds if isinstance(attention, NativeAttention) else RowKinds(paging)
             step.k_pool, step.v_pool, step.narrow = view.k.data_ptr(), view.v.data_ptr(), view.k.dtype == torch.bfloat16
             step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
             step.token_pages, step.token_offsets, step.lengths = (

@@ -50,7 +50,7 @@ def both(bench, names: list[str], **config: object) -> list[dict[str, list[tuple
         requests = [
             ask(name, prompt, f"{name}-{i}", logprobs=1)
             for name in names
-            for i, prompt in enumerate(prompts(len(name), (3, 17)))
+            for i, prompt in enumerate(prompts(len(name), (3, 17, 5)))  # the last begins beside a longer one
         ]
         out = drive(
             engine, {2 * at: [request] for at, request in enumerate(requests)}, Limits(max_num_batched_tokens=24)
