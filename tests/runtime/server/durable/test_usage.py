@@ -98,6 +98,14 @@ class PausingGate(Gate):
         super().__call__(step)
 
 
+class SlowGate(Gate):
+    """An open gate that every step takes some time for."""
+
+    def __call__(self, step: int) -> None:
+        time.sleep(0.05)
+        super().__call__(step)
+
+
 def journalled(server: Running, request: str) -> int:
     """Return the number of events that the queue has of a request."""
     assert server.service.durable is not None
@@ -281,7 +289,7 @@ def test_lines_that_a_batchs_end_has_stopped_are_charged_once_whatever_fails(
     tokenizer: Tokenizer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store fails behind the first line, and the server stops; the next one goes on with the batch's end."""
-    secret, gate = make_key(store, "team"), PausingGate(5)
+    secret, gate = make_key(store, "team"), SlowGate()
     with monkeypatch.context() as patch:
         spy = AbortSpy(patch, most=1)
         with (
@@ -291,6 +299,7 @@ def test_lines_that_a_batchs_end_has_stopped_are_charged_once_whatever_fails(
         ):
             batch = submit(http, [50, 50, 50])
             assert eventually(lambda: [journalled(server, each) > 0 for each in server.unfinished()] == [True] * 3)
+            gate.open.clear()
             assert http.post(f"/v1/batches/{batch}/cancel").status_code == 200
             assert eventually(lambda: len(spy.events) == 2)
             assert status_of(http, batch) == "cancelling"
