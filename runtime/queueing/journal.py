@@ -77,7 +77,8 @@ class Journal:
         """Run queries in a transaction; return their result once it is on the disk.
 
         Not `synced`: once it survives the end of this process, as for events. If `work` raises, its changes are undone,
-        and the rest of its transaction stays. Raises StoreError.
+        and the rest of its transaction stays. `work` may be called more than once: all of a transaction is done again
+        where a part of it has failed. Raises StoreError.
         """
         result: T = await self._submit(_PendingWrite(self._loop.create_future(), work, synced))
         return result
@@ -130,23 +131,25 @@ class Journal:
 
     def _commit(self, pending: Sequence[_PendingWrite]) -> list[Any]:
         """Return the outcome of each write: its result, or the exception that it ended with."""
-        outcomes: list[Any] = []
-        synced = any(each.synced for each in pending)
+        parts, synced = _parts(pending), any(each.synced for each in pending)
+        self.counts.appends += sum(len(part.appends) for part in parts)
+        self.counts.writes += sum(part.write is not None for part in parts)
         try:
-            with self.database.writing(synced) as connection:
-                for part in _parts(pending):
-                    outcomes += self._carry_out(connection, part)
+            try:
+                with self.database.writing(synced) as connection:
+                    return [outcome for part in parts for outcome in _results(connection, part)]
+            except _Undone:  # seldom: savepoints would cost all transactions more than their own statements do
+                with self.database.writing(synced) as connection:
+                    return [outcome for part in parts for outcome in self._carry_out(connection, part)]
         except Exception as error:
             self.counts.failures += 1
             _log.error("the queue could not be written: %s", error, exc_info=not isinstance(error, StoreError))
             return [error] * len(pending)
-        return outcomes
 
     def _carry_out(self, connection: Connection, part: _Writes) -> list[Any]:
+        """Return the outcomes of a part of the transaction; one that fails is undone alone."""
         if part.write is not None:
-            self.counts.writes += 1
             return [self._attempt(connection, part.write.work or (lambda _: None))]
-        self.counts.appends += len(part.appends)
         outcome = self._attempt(connection, partial(_append, part.appends))
         if not isinstance(outcome, Exception):
             return list(outcome)
@@ -167,6 +170,20 @@ class Journal:
             self.counts.failures += 1
             return error
         return result
+
+
+class _Undone(Exception):
+    """A write failed, and its transaction was rolled back."""
+
+
+def _results(connection: Connection, part: _Writes) -> list[Any]:
+    """Return the results of a part of the transaction. Raises _Undone."""
+    try:
+        if part.write is None:
+            return list(_append(part.appends, connection))
+        return [part.write.work(connection) if part.write.work is not None else None]
+    except Exception as error:
+        raise _Undone from error
 
 
 def _append(appends: Sequence[_PendingWrite], connection: Connection) -> list[bool]:
