@@ -23,11 +23,11 @@ struct tile_config {
 static const struct tile_config FULL_TILES ALIGNED = {
     .palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
-/* m rows of pairs, `step` apart, times one panel -> out [m rounded up to tiles][NR]. `last`: the panel's last, incomplete
- * tile with zeros after it, or NULL. `fetch`, if not NULL, is prefetched at the pace at which the panel is read. */
+/* m rows of pairs, `step` apart, times one panel -> out, whole tiles of rows of NR values, `across` apart. `last`: the panel's last,
+ * incomplete tile with zeros after it, or NULL. `fetch`, if not NULL, is prefetched at the pace at which the panel is read. */
 #define TILES_BLOCK(NAME, ATTRIBUTE, ZERO, LOAD, DOT, STORE) \
     ATTRIBUTE static void NAME(int64_t m, int64_t pairs, const uint32_t *x, int64_t step, const uint32_t *w, const uint32_t *last, \
-                               const uint32_t *fetch, float *out) \
+                               const uint32_t *fetch, float *out, int64_t across) \
     { \
         int two = m > TILE_ROWS; \
         ZERO(0); \
@@ -50,11 +50,11 @@ static const struct tile_config FULL_TILES ALIGNED = {
                 if (NR > 16) DOT(3, 5, 7); \
             } \
         } \
-        STORE(0, out, NR * 4); \
-        if (NR > 16) STORE(1, out + 16, NR * 4); \
+        STORE(0, out, across * 4); \
+        if (NR > 16) STORE(1, out + 16, across * 4); \
         if (two) { \
-            STORE(2, out + TILE_ROWS * NR, NR * 4); \
-            if (NR > 16) STORE(3, out + TILE_ROWS * NR + 16, NR * 4); \
+            STORE(2, out + TILE_ROWS * across, across * 4); \
+            if (NR > 16) STORE(3, out + TILE_ROWS * across + 16, across * 4); \
         } \
     }
 
@@ -165,13 +165,16 @@ static void end_tiles(void)
 }
 
 static void tiles_block(int64_t m, int64_t pairs, const uint32_t *x, int64_t step, const uint32_t *w, const uint32_t *last, const uint32_t *fetch,
-                        float *out)
+                        float *out, int64_t across)
 {
     if (path == EMULATED)
-        emulated_block(m, pairs, x, step, w, last, fetch, out);
+        emulated_block(m, pairs, x, step, w, last, fetch, out, across);
     else
-        unit_block(m, pairs, x, step, w, last, fetch, out);
+        unit_block(m, pairs, x, step, w, last, fetch, out, across);
 }
+
+/* Units rounded up to whole tiles. */
+static int64_t whole_tiles(int64_t units) { return (units + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
 
 /* Whether the unit gives the emulation's bits on one block. */
 static int tiles_agree(void)
@@ -189,10 +192,10 @@ static int tiles_agree(void)
         else w[i - TILES_HEIGHT * PAIRS] = value;
     }
     emulated.config = FULL_TILES;
-    emulated_block(TILES_HEIGHT, PAIRS, x, PAIRS, w, NULL, NULL, made[0]);
+    emulated_block(TILES_HEIGHT, PAIRS, x, PAIRS, w, NULL, NULL, made[0], NR);
     emulated.config.palette = 0;
     load_config();
-    unit_block(TILES_HEIGHT, PAIRS, x, PAIRS, w, NULL, NULL, made[1]);
+    unit_block(TILES_HEIGHT, PAIRS, x, PAIRS, w, NULL, NULL, made[1], NR);
     release_tiles();
     return memcmp(made[0], made[1], sizeof made[0]) == 0;
 }

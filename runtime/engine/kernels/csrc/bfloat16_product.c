@@ -108,7 +108,7 @@ static int linear_narrow(const float *x, int64_t rows, int64_t k, const struct p
                         memset(last, 0, sizeof last);
                         memcpy(last, w + full * NR, (size_t)((pairs - full) * NR) * 4);
                     }
-                    tiles_block(m, pairs, paired + lo * step, step, w, last, b == from ? w + AHEAD : NULL, buffer[g]);
+                    tiles_block(m, pairs, paired + lo * step, step, w, last, b == from ? w + AHEAD : NULL, buffer[g], NR);
                 }
                 const float *bias = parts[at.which].bias == NULL ? NULL : parts[at.which].bias + at.panel * NR;
                 if (gated) {
@@ -165,7 +165,7 @@ static int stored_on_tiles(const float *x, int64_t rows, int64_t k, const uint16
             for (int64_t p = 0; p < panels; p++) {
                 const int64_t lo = p * NR, m = rows - lo < NR ? rows - lo : NR;
                 tiles_block(height, step, as_it_lies ? (const uint32_t *)from : copied, as_it_lies ? apart / 2 : step, columns + lo * step, NULL,
-                            p == 0 ? (const uint32_t *)(from + TILES_HEIGHT * apart) : NULL, buffer);
+                            p == 0 ? (const uint32_t *)(from + TILES_HEIGHT * apart) : NULL, buffer, NR);
                 for (int64_t i = 0; i < m; i++)
                     for (int64_t j = 0; j < height; j++)
                         out[(lo + i) * n + first + j] = buffer[j * NR + i] + (bias == NULL ? 0.0f : bias[first + j]);

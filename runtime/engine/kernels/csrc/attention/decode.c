@@ -3,29 +3,6 @@
 /* Bytes of a virtual memory page. */
 #define PAGE 4096
 
-/* Tokens [lo, hi) of a row. */
-struct reach {
-    const int64_t *table;
-    int64_t lo, hi;
-};
-
-/* Find K and V of a row's tokens from `from` on, up to its end and KEYS of them, for KV heads from `first` on; NULL for
- * tokens that it does not reach. */
-INLINE void find(const struct pages *pages, const struct reach *row, int64_t from, int64_t first, int64_t kv_heads, int64_t dim, int64_t size,
-                 const char **ks, const char **vs)
-{
-    int64_t group = from / pages->page_tokens, slot = from % pages->page_tokens;
-    for (int64_t t = 0; t < KEYS; t++) {
-        ks[t] = vs[t] = NULL;
-        if (from + t >= row->lo && from + t < row->hi) {
-            int64_t place = row->table[group] * pages->page_stride + (slot * kv_heads + first) * dim;
-            ks[t] = pages->k + place * size;
-            vs[t] = pages->v + place * size;
-        }
-        if (++slot == pages->page_tokens) group++, slot = 0;
-    }
-}
-
 /* Scores of m query heads, `step` units apart, against VL keys of one head, at `offset` bytes of ks (NULL: any score):
  * scores[i * KEYS]. q is float32, or pairs of bfloat16 if PAIRED and `narrow`. Sums over dim in the order of a tile.
  * Prefetches what is at the same offset of `then`. */
@@ -151,7 +128,7 @@ INLINE void value_rest(int64_t begin, int64_t end, const float *weights, const u
 /* Attend with the query heads of KV heads [first, first + heads) over the tokens of one row, at most SPLIT.
  *
  * q [heads * group, dim]; out [heads * group, width], dim rounded up to vectors, is not divided: softmax(q K^T) V = out / sum, with
- * each query head's exponent and sum (attention.c). A token's heads are contiguous and read together. V is prefetched while
+ * each query head's exponent and sum (softmax.c). A token's heads are contiguous and read together. V is prefetched while
  * K is read, and the next K while V is read, at the end that of row `next`, which probably follows: runs as short as a KV
  * page defeat the hardware prefetcher. Scratch: scores [heads * group, KEYS]; if PAIRED and narrow, pairs for q and for
  * softmax's weights, `pairs_room` of them. */
@@ -214,10 +191,13 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
     }
 }
 
-/* Pairs of scratch that attend_part needs for `heads` query heads. */
-static int64_t pairs_room(const struct pages *pages, int64_t heads, int64_t dim)
+/* Pairs of scratch that attend_part, or attend_on_tiles, needs for `heads` KV heads of `group` query heads each. */
+static int64_t pairs_room(const struct pages *pages, int64_t heads, int64_t group, int64_t dim)
 {
-    return PAIRED && pages->narrow ? heads * ((dim + 1) / 2 + KEYS / 2) : 0;
+#if PAIRED
+    if (ON_TILES(pages)) return tiles_room(heads, group, dim);
+#endif
+    return PAIRED && pages->narrow ? heads * group * ((dim + 1) / 2 + KEYS / 2) : 0;
 }
 
 #define ATTEND(D) \
@@ -227,11 +207,17 @@ static int64_t pairs_room(const struct pages *pages, int64_t heads, int64_t dim)
         else \
             attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, paired, out, exponents, sums); \
     } while (0)
-/* Constant sizes let the compiler unroll. */
+/* Attend with the fastest code for this processor and these sizes; constant ones let the compiler unroll. */
 static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
                        const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores,
                        uint32_t *paired, double *out, double *exponents, double *sums)
 {
+#if PAIRED
+    if (ON_TILES(pages)) {
+        attend_on_tiles(heads, group, dim, q, pages, row, next, first, kv_heads, scale, cap, scores, paired, out, exponents, sums);
+        return;
+    }
+#endif
     switch (dim) {
         case 64: ATTEND(64); break;
         case 128: ATTEND(128); break;
@@ -264,7 +250,8 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
     int64_t splits = (longest + SPLIT - 1) / SPLIT;
     int64_t at_once = rows * splits >= 2 * threads ? kv_heads : 1; /* with few rows, threads share a row's heads */
     int64_t shares = kv_heads / at_once, padded = (dim + VL - 1) / VL * VL, width = heads * (padded + 2);
-    int64_t room = pairs_room(pages, at_once * group, dim);
+    int64_t room = pairs_room(pages, at_once, group, dim);
+    const int tiles = ON_TILES(pages);
     double *parts = malloc((size_t)(rows * splits * width + 1) * 8); /* [rows, splits]: out [heads, padded], exponents, sums [heads] */
     if (parts == NULL) return 1;
 #pragma omp parallel num_threads(threads)
@@ -272,6 +259,7 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
         float scores[at_once * group * KEYS] ALIGNED;
         double total[padded] ALIGNED;
         uint32_t paired[room + 1] ALIGNED;
+        if (tiles) begin_tiles();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < rows * splits * shares; each++) {
             int64_t r = each / shares / splits, split = each / shares % splits, head = each % shares * at_once;
@@ -288,6 +276,7 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
             attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores, paired,
                        o + head * group * padded, exponents, weights);
         }
+        if (tiles) end_tiles();
 #pragma omp for schedule(dynamic, SHARE(rows * heads))
         for (int64_t each = 0; each < rows * heads; each++) {
             int64_t r = each / heads, head = each % heads;

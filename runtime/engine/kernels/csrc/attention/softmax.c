@@ -9,7 +9,8 @@
  *
  * Over pages of bfloat16, on a processor with a dot product of pairs (PAIRED), queries and softmax's weights are rounded to
  * bfloat16: scores are sums over pairs of a head's values, results sums over pairs of keys, in float32. Softmax divides by
- * the sum of the rounded weights, so that rounding them does not scale the result. Otherwise all products are float32.
+ * the sum of the rounded weights, so that rounding them does not scale the result. Where there is a tile unit (amx.c), it computes
+ * these sums, in its own order. Otherwise all products are float32.
  *
  *     page pool  ->  token t of a page at page * page_stride + t * kv_heads * dim, K and V in two pools
  */
@@ -23,6 +24,9 @@
 #else
 #define PAIRED 0
 #endif
+
+/* Whether queries and keys, and weights and V, of these pages are multiplied on tiles. */
+#define ON_TILES(pages) (PAIRED && (pages)->narrow && on_tiles())
 
 struct pages {
     const char *k, *v;       /* pools of float32, or of bfloat16 if `narrow` */

@@ -50,12 +50,11 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
     }
 }
 
-/* As lay_out_head, if PAIRED and the pages are bfloat16: K as panels [panels][pairs of dim][NR] of pairs of a key's values, V as
- * [dim panels][padded / 2][NR] of pairs of keys. */
-static void lay_out_pairs_of_head(const struct pages *pages, const int64_t *table, int64_t head, int64_t kv_heads, int64_t dim, int64_t length,
-                                  int64_t padded, uint32_t *k_out, uint32_t *v_out)
+/* As lay_out_head, if PAIRED and the pages are bfloat16: K as panels [panels][units][NR] of pairs of a key's values, zeros after
+ * the end, V as [dim panels][padded / 2][NR] of pairs of keys. */
+static void lay_out_pairs_of_head(const struct pages *pages, const int64_t *table, int64_t head, int64_t kv_heads, int64_t dim, int64_t units,
+                                  int64_t length, int64_t padded, uint32_t *k_out, uint32_t *v_out)
 {
-    const int64_t units = (dim + 1) / 2;
     for (int64_t from = 0; from < padded; from += VL, k_out += from % NR == 0 ? units * NR : 0) {
         const char *ks[VL], *vs[VL];
         for (int64_t t = 0; t < VL; t++) {
@@ -65,8 +64,8 @@ static void lay_out_pairs_of_head(const struct pages *pages, const int64_t *tabl
             ks[t] = pages->k + place * 2, vs[t] = pages->v + place * 2;
         }
         for (int64_t p = 0; p < units; p += VL) {
-            uvec r[VL];
-            turn_keys(ks, 0, dim * 2, p, NULL, r);
+            uvec r[VL] = {{0}};
+            if (p * 2 < dim) turn_keys(ks, 0, dim * 2, p, NULL, r);
             for (int64_t j = 0; j < VL && p + j < units; j++) *(uvec *)(k_out + (p + j) * NR + from % NR) = r[j];
         }
         for (int64_t t = 0; t < VL; t += 2)
@@ -78,23 +77,38 @@ static void lay_out_pairs_of_head(const struct pages *pages, const int64_t *tabl
 
 /* Panels of keys per softmax update. */
 #define PANELS (KEYS / NR)
+/* Most query rows of a block. */
+#define BLOCK (MR > TILES_HEIGHT ? MR : TILES_HEIGHT)
+
+/* Multiply m rows of pairs, `step` apart, with a panel of `pairs` of them -> out, rows `across` apart. */
+INLINE void rows_of_pairs(int tiles, int64_t m, int64_t pairs, const uint32_t *x, int64_t step, const uint32_t *panel, float *out, int64_t across)
+{
+    if (tiles)
+        tiles_block(m, pairs, x, step, panel, NULL, NULL, out, across);
+    else
+        rows_tile_narrow(m, pairs, step, x, panel, NULL, out, across);
+}
 
 /* Attend with a block of m query rows of one head, the first at position `first`, over the laid out K and V of their
- * row, which has `held` tokens; `paired`: of lay_out_pairs_of_head. out, sums, place: of the first row, as put_out; rows are `heads`
- * places apart. acc: scratch for MR rows of the padded width; mine: for MR rows of dim. */
-static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const void *k, const void *v, int64_t padded, int paired,
-                         int64_t first, int64_t held, int64_t window, float scale, float cap, double *acc, float *mine, void *out, double *sums,
-                         int64_t place, int64_t heads)
+ * row, which has `held` tokens; `paired`: of lay_out_pairs_of_head, with so many units, else 0. out, sums, place: of the first row, as
+ * put_out; rows are `heads` places apart. Scratch: acc for m rows of the padded width; mine for m rows, or whole tiles of them, of dim
+ * floats or of units. */
+static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const void *k, const void *v, int64_t padded, int64_t paired,
+                         int tiles, int64_t first, int64_t held, int64_t window, float scale, float cap, double *acc, float *mine, void *out,
+                         double *sums, int64_t place, int64_t heads)
 {
-    float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED;
-    double exponents[MR], totals[MR];
-    uint32_t weights[MR * KEYS / 2] ALIGNED, *queries = (uint32_t *)mine;
-    const int64_t units = (dim + 1) / 2;
+    float scores[BLOCK * KEYS] ALIGNED, made[BLOCK * NR] ALIGNED;
+    double exponents[BLOCK], totals[BLOCK];
+    uint32_t weights[BLOCK * KEYS / 2] ALIGNED, *queries = (uint32_t *)mine;
+    if (tiles) { /* rows and units that do not count */
+        memset(queries, 0, (size_t)(whole_tiles(m) * paired) * 4);
+        memset(weights + m * (KEYS / 2), 0, (size_t)((whole_tiles(m) - m) * (KEYS / 2)) * 4);
+    }
     int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR, end = ((first + m < held ? first + m : held) + NR - 1) / NR;
     for (int64_t i = 0; i < m; i++) { /* q is copied, because rows a page apart would evict each other */
         exponents[i] = -INFINITY, totals[i] = 0.0;
         if (paired)
-            pair_up(q + i * q_stride, dim, queries + i * units);
+            pair_up(q + i * q_stride, dim, queries + i * paired);
         else
             memcpy(mine + i * dim, q + i * q_stride, (size_t)dim * 4);
     }
@@ -104,7 +118,7 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
         int64_t count = end - panel < PANELS ? end - panel : PANELS;
         for (int64_t p = panel; p < panel + count; p++)
             if (paired)
-                rows_tile_narrow(m, units, units, queries, (const uint32_t *)k + p * units * NR, NULL, scores + (p - panel) * NR, KEYS);
+                rows_of_pairs(tiles, m, paired, queries, paired, (const uint32_t *)k + p * paired * NR, scores + (p - panel) * NR, KEYS);
             else
                 rows_tile(m, dim, dim, mine, (const float *)k + p * dim * NR, NULL, scores + (p - panel) * NR, KEYS);
         for (int64_t i = 0; i < m; i++) {
@@ -117,7 +131,7 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
         }
         for (int64_t s = 0; s < slabs; s++) {
             if (paired)
-                rows_tile_narrow(m, count * NR / 2, KEYS / 2, weights, (const uint32_t *)v + (s * padded + panel * NR) / 2 * NR, NULL, made, NR);
+                rows_of_pairs(tiles, m, count * NR / 2, weights, KEYS / 2, (const uint32_t *)v + (s * padded + panel * NR) / 2 * NR, made, NR);
             else
                 rows_tile(m, count * NR, KEYS, scores, (const float *)v + (s * padded + panel * NR) * NR, NULL, made, NR);
             for (int64_t i = 0; i < m; i++)
@@ -132,16 +146,18 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
 int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
                const struct pages *pages, int64_t window, float scale, float cap, void *out, double *sums, int threads)
 {
-    const int paired = PAIRED && pages->narrow;
+    const int tiles = ON_TILES(pages);
+    const int64_t units = (dim + 1) / 2, paired = !PAIRED || !pages->narrow ? 0 : tiles ? whole_tiles(units) : units;
+    const int64_t height = tiles ? TILES_HEIGHT : MR;
     int64_t group = heads / kv_heads, slabs = (dim + NR - 1) / NR, blocks = 0, room = 0;
-    const int64_t k_size = paired ? (dim + 1) / 2 : dim, size = k_size + (paired ? slabs * NR / 2 : slabs * NR); /* floats per token */
+    const int64_t k_size = paired ? paired : dim, size = k_size + (paired ? slabs * NR / 2 : slabs * NR); /* floats per token */
     int64_t *offsets = malloc((size_t)(2 * count + 2) * 8), *firsts = offsets + count + 1;
     if (offsets == NULL) return 1;
     for (int64_t c = 0; c < count; c++) { /* offset of each chunk's K and V, and number of its first block */
         offsets[c] = room;
         firsts[c] = blocks;
         room += kv_heads * ((chunks[c].held + NR - 1) / NR * NR) * size;
-        blocks += (chunks[c].count + MR - 1) / MR * heads;
+        blocks += (chunks[c].count + height - 1) / height * heads;
     }
     float *laid = aligned_alloc(64, (size_t)((room * 4 + 64) / 64 * 64));
     if (laid == NULL) {
@@ -150,8 +166,9 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
     }
 #pragma omp parallel num_threads(threads)
     {
-        double acc[MR * slabs * NR] ALIGNED;
-        float mine[MR * (dim + 1)] ALIGNED, wide[4 * dim] ALIGNED;
+        double acc[height * slabs * NR] ALIGNED;
+        float mine[height * (paired > dim ? paired : dim)] ALIGNED, wide[4 * dim] ALIGNED;
+        if (tiles) begin_tiles();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < count * kv_heads; each++) {
             const struct chunk *chunk = &chunks[each / kv_heads];
@@ -159,7 +176,7 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
             const int64_t *table = pages->tables + chunk->row * pages->table_stride;
             float *k = laid + offsets[each / kv_heads] + head * padded * size, *v = k + padded * k_size;
             if (paired)
-                lay_out_pairs_of_head(pages, table, head, kv_heads, dim, length, padded, (uint32_t *)k, (uint32_t *)v);
+                lay_out_pairs_of_head(pages, table, head, kv_heads, dim, paired, length, padded, (uint32_t *)k, (uint32_t *)v);
             else
                 lay_out_head(pages, table, head, kv_heads, dim, length, padded, wide, k, v);
         }
@@ -168,13 +185,14 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
             int64_t c = count - 1;
             while (firsts[c] > each) c--;
             const struct chunk *chunk = &chunks[c];
-            int64_t block = (each - firsts[c]) / heads, head = (each - firsts[c]) % heads, lo = block * MR;
-            int64_t padded = (chunk->held + NR - 1) / NR * NR, m = chunk->count - lo < MR ? chunk->count - lo : MR;
+            int64_t block = (each - firsts[c]) / heads, head = (each - firsts[c]) % heads, lo = block * height;
+            int64_t padded = (chunk->held + NR - 1) / NR * NR, m = chunk->count - lo < height ? chunk->count - lo : height;
             const float *k = laid + offsets[c] + head / group * padded * size;
             int64_t place = (chunk->token + lo) * heads + head;
-            attend_block(m, dim, q + (chunk->token + lo) * q_stride + head * dim, q_stride, k, k + padded * k_size, padded, paired,
+            attend_block(m, dim, q + (chunk->token + lo) * q_stride + head * dim, q_stride, k, k + padded * k_size, padded, paired, tiles,
                          chunk->start + lo, chunk->held, window, scale, cap, acc, mine, out, sums, place, heads);
         }
+        if (tiles) end_tiles();
     }
     free(laid);
     free(offsets);
