@@ -7,8 +7,8 @@
 
 The paper's equations 2 and 3 keep a maximum and a sum for each part. With powers of two instead nothing is rounded when
 parts move to one exponent, and they are added in float64: with the kernels attention has the same bits in any number
-of parts, if these end at multiples of 64 tokens (`KEYS` in csrc/attention/softmax.c). Scores include the factor and the soft
-cap. A part without tokens for a query has zeros and the exponent minus infinity, and changes nothing.
+of parts, if these end at multiples of 64 tokens (`KEYS` in csrc/attention/softmax.c). Scores include the factor and the
+soft cap. A part without tokens for a query has zeros and the exponent minus infinity, and changes nothing.
 """
 
 from __future__ import annotations

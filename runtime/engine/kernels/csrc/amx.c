@@ -24,10 +24,11 @@ static const struct tile_config FULL_TILES ALIGNED = {
     .palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
 /* m rows of pairs, `step` apart, times one panel -> out, whole tiles of rows of NR values, `across` apart. `last`: the panel's last,
- * incomplete tile with zeros after it, or NULL. `fetch`, if not NULL, is prefetched at the pace at which the panel is read. */
+ * incomplete tile with zeros after it, or NULL. `fetch`, if not NULL: `pace` values
+ * from it on are prefetched for each tile of pairs, into the second-level cache. */
 #define TILES_BLOCK(NAME, ATTRIBUTE, ZERO, LOAD, DOT, STORE) \
     ATTRIBUTE static void NAME(int64_t m, int64_t pairs, const uint32_t *x, int64_t step, const uint32_t *w, const uint32_t *last, \
-                               const uint32_t *fetch, float *out, int64_t across) \
+                               const uint32_t *fetch, int64_t pace, float *out, int64_t across) \
     { \
         int two = m > TILE_ROWS; \
         ZERO(0); \
@@ -36,7 +37,7 @@ static const struct tile_config FULL_TILES ALIGNED = {
         ZERO(3); \
         for (int64_t p = 0; p < pairs; p += TILE_ROWS) { \
             const uint32_t *b = pairs - p >= TILE_ROWS ? w + p * NR : last; \
-            for (int64_t j = 0; fetch != NULL && j < TILE_ROWS * NR; j += 16) __builtin_prefetch(fetch + p * NR + j); \
+            for (int64_t j = 0; j < pace; j += 16) __builtin_prefetch(fetch + p / TILE_ROWS * pace + j, 0, 2); \
             LOAD(6, b, NR * 4); \
             LOAD(4, x + p, step * 4); \
             DOT(0, 4, 6); \
@@ -165,12 +166,12 @@ static void end_tiles(void)
 }
 
 static void tiles_block(int64_t m, int64_t pairs, const uint32_t *x, int64_t step, const uint32_t *w, const uint32_t *last, const uint32_t *fetch,
-                        float *out, int64_t across)
+                        int64_t pace, float *out, int64_t across)
 {
     if (path == EMULATED)
-        emulated_block(m, pairs, x, step, w, last, fetch, out, across);
+        emulated_block(m, pairs, x, step, w, last, fetch, pace, out, across);
     else
-        unit_block(m, pairs, x, step, w, last, fetch, out, across);
+        unit_block(m, pairs, x, step, w, last, fetch, pace, out, across);
 }
 
 /* Units rounded up to whole tiles. */
@@ -192,10 +193,10 @@ static int tiles_agree(void)
         else w[i - TILES_HEIGHT * PAIRS] = value;
     }
     emulated.config = FULL_TILES;
-    emulated_block(TILES_HEIGHT, PAIRS, x, PAIRS, w, NULL, NULL, made[0], NR);
+    emulated_block(TILES_HEIGHT, PAIRS, x, PAIRS, w, NULL, NULL, 0, made[0], NR);
     emulated.config.palette = 0;
     load_config();
-    unit_block(TILES_HEIGHT, PAIRS, x, PAIRS, w, NULL, NULL, made[1], NR);
+    unit_block(TILES_HEIGHT, PAIRS, x, PAIRS, w, NULL, NULL, 0, made[1], NR);
     release_tiles();
     return memcmp(made[0], made[1], sizeof made[0]) == 0;
 }

@@ -98,8 +98,8 @@ static int linear_narrow(const float *x, int64_t rows, int64_t k, const struct p
                     }
                 for (int g = 0; g <= gated; g++) {
                     const uint32_t *w = (const uint32_t *)parts[at.which + g].weight + at.panel * pairs * NR;
+                    const uint32_t *then = (const uint32_t *)parts[next.which + g].weight + next.panel * pairs * NR;
                     if (!tiles) { /* the second and the third block prefetch the halves of the next panel */
-                        const uint32_t *then = (const uint32_t *)parts[next.which + g].weight + next.panel * pairs * NR;
                         const uint32_t *fetch = b == from ? NULL : b == from + 1 ? then : b == from + 2 ? then + pairs * (NR / 2) : w;
                         rows_tile_narrow(m, pairs, step, paired + lo * step, w, fetch, buffer[g], NR);
                         continue;
@@ -108,7 +108,11 @@ static int linear_narrow(const float *x, int64_t rows, int64_t k, const struct p
                         memset(last, 0, sizeof last);
                         memcpy(last, w + full * NR, (size_t)((pairs - full) * NR) * 4);
                     }
-                    tiles_block(m, pairs, paired + lo * step, step, w, last, b == from ? w + AHEAD : NULL, buffer[g], NR);
+                    /* The first block fetches the panel while it reads it, those behind it fetch parts of the next panel. */
+                    const int64_t shares = end - from > 4 ? 4 : end - from > 2 ? 2 : 1, part = b - from - 1;
+                    const uint32_t *fetch = b == from ? w + AHEAD : then + part * (pairs * NR / shares);
+                    const int64_t pace = b == from ? TILE_ROWS * NR : part < shares ? TILE_ROWS * NR / shares : 0;
+                    tiles_block(m, pairs, paired + lo * step, step, w, last, fetch, pace, buffer[g], NR);
                 }
                 const float *bias = parts[at.which].bias == NULL ? NULL : parts[at.which].bias + at.panel * NR;
                 if (gated) {
@@ -165,7 +169,7 @@ static int stored_on_tiles(const float *x, int64_t rows, int64_t k, const uint16
             for (int64_t p = 0; p < panels; p++) {
                 const int64_t lo = p * NR, m = rows - lo < NR ? rows - lo : NR;
                 tiles_block(height, step, as_it_lies ? (const uint32_t *)from : copied, as_it_lies ? apart / 2 : step, columns + lo * step, NULL,
-                            p == 0 ? (const uint32_t *)(from + TILES_HEIGHT * apart) : NULL, buffer, NR);
+                            (const uint32_t *)(from + TILES_HEIGHT * apart), p == 0 ? TILE_ROWS * NR : 0, buffer, NR);
                 for (int64_t i = 0; i < m; i++)
                     for (int64_t j = 0; j < height; j++)
                         out[(lo + i) * n + first + j] = buffer[j * NR + i] + (bias == NULL ? 0.0f : bias[first + j]);

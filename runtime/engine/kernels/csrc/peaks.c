@@ -31,7 +31,7 @@ static __attribute__((noinline)) float chain_tiles(int64_t n)
     float made[TILES_HEIGHT * NR] ALIGNED;
     ANEW;
     begin_tiles();
-    for (int64_t i = 0; i < n; i++) tiles_block(TILES_HEIGHT, LONG, x, LONG, w, NULL, NULL, made, NR);
+    for (int64_t i = 0; i < n; i++) tiles_block(TILES_HEIGHT, LONG, x, LONG, w, NULL, NULL, 0, made, NR);
     end_tiles();
     return made[0];
 }

@@ -192,7 +192,7 @@ static void attend_on_tiles(int64_t heads, int64_t group, int64_t dim, const flo
             for (int64_t g = h * group; g < (h + 1) * group; g += TILE_ROWS) {
                 int64_t count = (h + 1) * group - g < TILE_ROWS ? (h + 1) * group - g : TILE_ROWS;
                 for (int64_t s = 0; s < slabs; s++) {
-                    tiles_block(TILE_ROWS, pairs, weights + g * (KEYS / 2), KEYS / 2, laid + s * (KEYS / 2) * NR, NULL, NULL, made, NR);
+                    tiles_block(TILE_ROWS, pairs, weights + g * (KEYS / 2), KEYS / 2, laid + s * (KEYS / 2) * NR, NULL, NULL, 0, made, NR);
                     for (int64_t i = 0; i < count; i++)
                         for (int64_t j = 0; j < NR && s * NR + j < width; j += VL)
                             add_wide(out + (g + i) * width + s * NR + j, *(vec *)(made + i * NR + j));

@@ -84,7 +84,7 @@ static void lay_out_pairs_of_head(const struct pages *pages, const int64_t *tabl
 INLINE void rows_of_pairs(int tiles, int64_t m, int64_t pairs, const uint32_t *x, int64_t step, const uint32_t *panel, float *out, int64_t across)
 {
     if (tiles)
-        tiles_block(m, pairs, x, step, panel, NULL, NULL, out, across);
+        tiles_block(m, pairs, x, step, panel, NULL, NULL, 0, out, across);
     else
         rows_tile_narrow(m, pairs, step, x, panel, NULL, out, across);
 }
