@@ -48,7 +48,7 @@ class Kernels:
         self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._chunks = found.zoo_keep, found.zoo_decode, found.zoo_chunks
-        self._argmax, self._merge = found.zoo_argmax, found.zoo_merge
+        self._merge = found.zoo_merge
         #: On rows of logits.
         self.logits = LogitKernels(found, lambda: self.threads)
         self._layers, self._onward = found.zoo_layers, found.zoo_onward
@@ -385,13 +385,6 @@ class Kernels:
         """
         if self._onward(rows.address):
             raise IndexError("a row has no page for its next token")
-
-    def argmax(self, x: Tensor) -> Tensor:
-        """Return the index of the first maximum of each row of x [rows, width]; in a row with NaN, of the first NaN."""
-        x = _rows_of(x, x.shape[-1])
-        out = torch.empty(x.shape[0], dtype=torch.int64)
-        self._argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self.threads)
-        return out
 
 
 def can_be_read(weight: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_int64
 
 import numpy as np
 import torch
@@ -55,17 +56,32 @@ class LogitKernels:
         self._found.zoo_scored(x.data_ptr(), rows, width, chosen.data_ptr(), count, *made, self._threads())
         return own, values, ids
 
-    def sampled(self, x: Tensor, columns: Sequence[Tensor]) -> Tensor:
-        """Return one token for each row of x [rows, width], as `engine.sampling.choice.stock_sampled`.
+    def chosen(
+        self, x: Tensor, drawn: Sequence[int], columns: Sequence[Tensor], masks: Mapping[int, NDArray[np.uint32]]
+    ) -> Tensor:
+        """Return one token for each row of x [rows, width], as `engine.sampling.choice.TokenChoice.chosen`.
 
-        `columns`: [rows] temperature, top_k, top_p, min_p, numbers in float32, int64, float32, float32, float64. Raises
-        MemoryError.
+        `drawn`, `columns`: the rows that are drawn, and of each of them temperature, top_k, top_p, min_p and number in
+        float32, int64, float32, float32, float64. `masks`: by row, contiguous. Raises MemoryError.
         """
         x = _contiguous(x)
-        out = torch.empty(x.shape[0], dtype=torch.int64)
-        pointers = [each.data_ptr() for each in columns]
-        if self._found.zoo_sampled(x.data_ptr(), x.shape[0], x.shape[1], *pointers, out.data_ptr(), self._threads()):
-            raise MemoryError(f"no memory to sample {x.shape[0]} rows of {x.shape[1]} logits")
+        rows, width = x.shape
+        out = torch.empty(rows, dtype=torch.int64)
+        tables: tuple[int | None, int | None] = None, None
+        if masks:
+            words, counts = (c_int64 * rows)(), (c_int64 * rows)()
+            for row, mask in masks.items():
+                words[row], counts[row] = mask.ctypes.data, len(mask)
+            tables = ctypes.addressof(words), ctypes.addressof(counts)
+        if len(drawn) < rows:
+            rest = put(sorted(set(range(rows)).difference(drawn)), x.device) if drawn else None
+            at = None if rest is None else rest.data_ptr()
+            self._found.zoo_argmax(x.data_ptr(), rows - len(drawn), width, at, *tables, out.data_ptr(), self._threads())
+        if drawn:
+            chosen = put(drawn, x.device)
+            pointers = (chosen.data_ptr(), *tables, *[each.data_ptr() for each in columns], out.data_ptr())
+            if self._found.zoo_sampled(x.data_ptr(), len(drawn), width, *pointers, self._threads()):
+                raise MemoryError(f"no memory to sample {len(drawn)} rows of {width} logits")
         return out
 
 

@@ -116,10 +116,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_onward": (c_void_p,),
     "zoo_merge": (c_void_p, c_void_p, *[c_int64] * 3, c_void_p, c_void_p),
     "zoo_allow": (c_void_p, c_int64, c_int64, *[c_void_p] * 3, c_int),
-    "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
+    "zoo_argmax": (c_void_p, c_int64, c_int64, *[c_void_p] * 4, c_int),
     "zoo_penalise": (c_void_p, c_int64, c_int64),
     "zoo_scored": (c_void_p, c_int64, c_int64, c_void_p, c_int64, *[c_void_p] * 3, c_int),
-    "zoo_sampled": (c_void_p, c_int64, c_int64, *[c_void_p] * 6, c_int),
+    "zoo_sampled": (c_void_p, c_int64, c_int64, *[c_void_p] * 9, c_int),
 }
 RETURNS: dict[str, Any] = {
     "zoo_panel": c_int64,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +55,12 @@ class SamplingColumns:
         )
 
 
+#: For rows of which none is drawn.
+NO_COLUMNS = SamplingColumns((), (), (), (), ())
+#: For rows without grammars.
+NO_MASKS: Mapping[int, TokenMask] = MappingProxyType({})
+
+
 class TokenChoice(Protocol):
     """How a device chooses tokens."""
 
@@ -72,12 +79,18 @@ class TokenChoice(Protocol):
         """
         ...
 
-    def largest(self, logits: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] in float32 -> [rows], each row's first maximum; with NaN, the first NaN."""
-        ...
+    def chosen(
+        self,
+        logits: Tensor,
+        drawn: Sequence[int] = (),
+        by: SamplingColumns = NO_COLUMNS,
+        masks: Mapping[int, TokenMask] = NO_MASKS,
+    ) -> Tensor:
+        """Return a token for each row of logits [rows, vocabulary] in float32, which may be modified.
 
-    def sampled(self, logits: Tensor, by: SamplingColumns) -> Tensor:
-        """Logits [rows, vocabulary] in float32 -> [rows]; of a row without a finite maximum, some token."""
+        Of the `drawn` rows a draw by their columns, and some token where there is no finite maximum; of the rest the
+        first maximum, or with NaN the first NaN. A token that a row's mask does not allow counts as minus infinity.
+        """
         ...
 
 
@@ -110,26 +123,24 @@ class StockChoice:
         best = torch.topk(logits, count, dim=-1)
         return logits.gather(1, chosen[:, None])[:, 0] - whole, best.values - whole[:, None], best.indices
 
-    def largest(self, logits: Tensor) -> Tensor:
-        return torch.argmax(logits, dim=-1)
-
-    def sampled(self, logits: Tensor, by: SamplingColumns) -> Tensor:
-        return stock_sampled(logits, by)
-
-
-def choose(logits: Tensor, sampled: Sequence[int], by: SamplingColumns, choice: TokenChoice) -> Tensor:
-    """Return a token for each row of logits [rows, vocabulary]: of the `sampled` rows a draw, else the highest."""
-    if not sampled:
-        return choice.largest(logits)
-    if len(sampled) == logits.shape[0]:
-        return choice.sampled(logits, by)
-    tokens = choice.largest(logits)
-    index = put(sampled, logits.device)
-    tokens[index] = choice.sampled(logits[index], by)
-    return tokens
+    def chosen(
+        self,
+        logits: Tensor,
+        drawn: Sequence[int] = (),
+        by: SamplingColumns = NO_COLUMNS,
+        masks: Mapping[int, TokenMask] = NO_MASKS,
+    ) -> Tensor:
+        self.allow_(logits, masks)
+        if len(drawn) == logits.shape[0]:
+            return _drawn(logits, by)
+        tokens = torch.argmax(logits, dim=-1)
+        if drawn:
+            index = put(drawn, logits.device)
+            tokens[index] = _drawn(logits[index], by)
+        return tokens
 
 
-def stock_sampled(logits: Tensor, by: SamplingColumns) -> Tensor:
+def _drawn(logits: Tensor, by: SamplingColumns) -> Tensor:
     """Draw from each row of logits [rows, vocabulary], without waiting for a GPU.
 
     The vocabulary is sorted only for rows with top-p or a large top-k: on a GPU the sort takes more time than all else.

@@ -23,10 +23,11 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from runtime.engine.sampling.choice import SamplingColumns, StockChoice, TokenChoice, choose
+from runtime.engine.sampling.choice import NO_MASKS, SamplingColumns, StockChoice, TokenChoice
 from runtime.engine.sampling.constraints import Constraint
 from runtime.engine.sampling.penalties import RowPenalties, SeenTokens, penalises
 from runtime.engine.sampling.scores import LogitScores, RowLogprobs
+from runtime.grammars.state import TokenMask
 from runtime.kv.transfers import Fetch, put
 from runtime.types import Sampled, SamplingParams
 
@@ -98,20 +99,21 @@ def draw(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice = STOCK) -> 
         choice: how the device chooses tokens.
     """
     raw = logits.float()
-    _allow_(raw, draws, choice)
+    masks = _masks_of(draws)
+    if masks and any(draw.params.logprobs is not None or is_shaped(draw) for draw in draws):
+        choice.allow_(raw, masks)  # penalties and log-probabilities read the masked logits
+        masks = NO_MASKS
     sampled = [row for row, draw in enumerate(draws) if not draw.params.greedy]
     by = columns_of([draws[row].params for row in sampled], [draws[row].generated for row in sampled])
-    tokens = choose(_shape(raw, draws, choice), sampled, by, choice)
+    tokens = choice.chosen(_shape(raw, draws, choice), sampled, by, masks)
     return Drawn(draws, tokens, Fetch(tokens), _scores(raw, tokens, draws, choice))
 
 
-def _allow_(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice) -> None:
-    """Set to minus infinity what the rows' grammars forbid."""
-    masks = {
+def _masks_of(draws: Sequence[Draw]) -> Mapping[int, TokenMask]:
+    """Return the tokens that the rows' grammars allow, by row."""
+    return {
         row: draw.constraint.allowed(len(draw.output)) for row, draw in enumerate(draws) if draw.constraint is not None
     }
-    if masks:
-        choice.allow_(logits, masks)
 
 
 def _shape(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice) -> Tensor:

@@ -19,7 +19,7 @@ from runtime.engine.layers.matmul import Product
 from runtime.engine.layers.operations import NativeNorm
 from runtime.engine.models.components import SharedComponent
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.sampling.choice import SamplingColumns, TokenChoice, choose
+from runtime.engine.sampling.choice import NO_COLUMNS, SamplingColumns, TokenChoice
 from runtime.engine.sampling.row_request import draw_of
 from runtime.engine.sampling.sampler import columns_of, is_shaped
 from runtime.engine.step.batch import ModelBatch
@@ -55,18 +55,12 @@ class PlainHead:
         self,
         hidden: Tensor,
         masks: Mapping[int, TokenMask],
-        sampled: Sequence[int],
-        by: SamplingColumns | None,
+        drawn: Sequence[int],
+        by: SamplingColumns,
     ) -> list[int]:
-        """Return each row's token: of the `sampled` rows a draw, else the first with the highest logit.
-
-        `masks`: by row, the tokens that its grammar allows. `by`: of the sampled rows, None if there are none.
-        """
+        """Return each row's token (`TokenChoice.chosen`). `masks`: by row, the tokens that its grammar allows."""
         logits = self._product.multiply(self._kernels.norm(hidden, self._weight, self._eps))[0]
-        if masks:
-            self._choice.allow_(logits, masks)
-        chosen = self._kernels.argmax(logits) if by is None else choose(logits, sampled, by, self._choice)
-        tokens: list[int] = chosen.tolist()
+        tokens: list[int] = self._choice.chosen(logits, drawn, by, masks).tolist()
         return tokens
 
 
@@ -106,15 +100,15 @@ class AskedOfRows:
         """Return whether the masks of some rows are slow."""
         return any([is_slow(model, rows[at]) for at, model in self.bound])  # noqa: C419
 
-    def now(self, rows: Sequence[Row]) -> tuple[dict[int, TokenMask], Sequence[int], SamplingColumns | None]:
-        """Return masks by row, the rows that are drawn, and what they are drawn by; None if there are none."""
+    def now(self, rows: Sequence[Row]) -> tuple[dict[int, TokenMask], Sequence[int], SamplingColumns]:
+        """Return masks by row, the rows that are drawn, and what they are drawn by."""
         masks: dict[int, TokenMask] = {}
         for at, model in self.bound:
             held = model.sequences[rows[at].seq]
             if held.constraint is not None:
                 masks[at] = held.constraint.allowed(min(rows[at].generated, len(held.output)))
         if not self.sampled:
-            return masks, (), None
+            return masks, (), NO_COLUMNS
         return masks, self.sampled, columns_of(self.params, [rows[at].generated for at in self.sampled])
 
 

@@ -17,43 +17,95 @@ void zoo_allow(float *x, int64_t width, int64_t count, const int64_t *rows, cons
     }
 }
 
-/* The index of the first maximum of each row [rows, width]; in a row with NaN, of the first NaN, as torch's argmax. */
-void zoo_argmax(const float *x, int64_t rows, int64_t width, int64_t *out, int threads)
+/* One bit for each of the 32 tokens from `from` on: set where a mask [words] allows it and it is below `width`. NULL allows
+ * all. */
+INLINE uint32_t allowed_from(int64_t from, int64_t width, const uint32_t *mask, int64_t words)
 {
-#pragma omp parallel for schedule(dynamic, SHARE(rows)) num_threads(threads) if (rows * width > 16384)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *row = x + r * width;
-        vec best = {0}, odd = {0};
-        best += -INFINITY;
-        int64_t i = 0;
-        for (; i + VL <= width; i += VL) {
-            vec v = *(const vec *)(row + i);
-            best = pick((ivec)(v > best), v, best);
-            odd += v - v; /* NaN where v is NaN or infinite */
-        }
-        float most = -INFINITY;
-        int strange = 0;
-        for (int j = 0; j < VL; j++) {
-            most = best[j] > most ? best[j] : most;
-            strange |= odd[j] != odd[j];
-        }
-        for (; i < width; i++) {
-            most = row[i] > most ? row[i] : most;
-            strange |= row[i] - row[i] != 0.0f;
-        }
-        out[r] = 0;
-        if (strange)
-            for (i = 0; i < width; i++)
-                if (row[i] != row[i]) break;
-        if (strange && i < width) {
-            out[r] = i;
-            continue;
-        }
-        for (i = 0; i < width; i++)
-            if (row[i] == most) {
-                out[r] = i;
-                break;
+    const uint32_t word = !mask ? 0xffffffffu : from / 32 < words ? mask[from / 32] : 0;
+    return width - from < 32 ? word & ((1u << (width - from)) - 1) : word;
+}
+
+/* The lanes that the lowest VL bits of a word set. */
+INLINE ivec lanes_of(uint32_t word)
+{
+    const ivec each = (ivec){0} + (int32_t)word;
+    ivec bits;
+    for (int j = 0; j < VL; j++) bits[j] = (int32_t)(1u << j);
+    return (ivec)((each & bits) != 0);
+}
+
+/* The largest of the values [width] that a mask allows, NaN left out; minus infinity if there is none. `odd`: whether NaN or an
+ * infinity may be among them. */
+static float largest_of(const float *row, int64_t width, const uint32_t *mask, int64_t words, int *odd)
+{
+    vec best = broadcast(-INFINITY), strange = {0};
+    float most = -INFINITY;
+    *odd = 0;
+    for (int64_t from = 0; from < width; from += 32) {
+        const uint32_t word = allowed_from(from, width, mask, words);
+        if (word == 0) continue;
+        if (word == 0xffffffffu) {
+            for (int j = 0; j < 32; j += VL) {
+                const vec v = *(const vec *)(row + from + j);
+                best = pick((ivec)(v > best), v, best);
+                strange += v - v; /* NaN where v is NaN or infinite */
             }
+        } else if (width - from >= 32) {
+            for (int j = 0; j < 32; j += VL) {
+                const ivec in = lanes_of(word >> j);
+                const vec v = *(const vec *)(row + from + j);
+                best = pick((ivec)(v > best) & in, v, best);
+                strange += (vec)((ivec)(v - v) & in);
+            }
+        } else
+            for (int64_t i = from; i < width; i++) {
+                if (!(word >> (i - from) & 1)) continue;
+                most = row[i] > most ? row[i] : most;
+                *odd |= row[i] - row[i] != 0.0f;
+            }
+    }
+    for (int j = 0; j < VL; j++) *odd |= strange[j] != strange[j];
+    const float found = max_of(best);
+    return found > most ? found : most;
+}
+
+/* The first of the values [width] that a mask allows and that equals `value`, or is NaN if that is; -1 if there is none. */
+static int64_t index_where(const float *row, int64_t width, const uint32_t *mask, int64_t words, float value)
+{
+    const int wants_nan = value != value;
+    for (int64_t from = 0; from < width; from += 32) {
+        const uint32_t word = allowed_from(from, width, mask, words);
+        if (word == 0) continue;
+        if (width - from >= 32) {
+            ivec hits = {0};
+            for (int j = 0; j < 32; j += VL) {
+                const vec v = *(const vec *)(row + from + j);
+                hits |= wants_nan ? (ivec)(v != v) : (ivec)(v == value);
+            }
+            if (!any_of(hits)) continue;
+        }
+        for (int64_t i = from; i < width && i < from + 32; i++)
+            if (word >> (i - from) & 1 && (wants_nan ? row[i] != row[i] : row[i] == value)) return i;
+    }
+    return -1;
+}
+
+/* The index of the first maximum of each of `count` rows of x [.., width], in out[row]; in a row with NaN, of the first NaN, as
+ * torch's argmax. at: the rows; NULL: the first ones. masks[row] [words[row]]: as of zoo_allow, what comes into question, NULL
+ * for all; of a row in which that is minus infinity only, the index is 0. masks may be NULL. */
+void zoo_argmax(const float *x, int64_t count, int64_t width, const int64_t *at, const uint32_t *const *masks, const int64_t *words,
+                int64_t *out, int threads)
+{
+#pragma omp parallel for schedule(dynamic, SHARE(count)) num_threads(threads) if (count * width > 16384)
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t r = at ? at[n] : n, length = masks ? words[r] : 0;
+        const float *row = x + r * width;
+        const uint32_t *mask = masks ? masks[r] : NULL;
+        int odd;
+        const float most = largest_of(row, width, mask, length, &odd);
+        int64_t place = odd ? index_where(row, width, mask, length, NAN) : -1;
+        if (place < 0 && most > -INFINITY) place = index_where(row, width, mask, length, most);
+        out[r] = place < 0 ? 0 : place;
     }
 }
 

@@ -70,50 +70,61 @@ static int64_t index_of(const float *w, int64_t width, float least, double u, do
     return place;
 }
 
-/* One token for each row of x [rows, width]: `out` [rows]. Of each row: a temperature above 0, top_k (0 for all), top_p,
- * min_p, and u in [0, 1). Of a row without a finite highest logit, which has no weights, the first. Returns 0, or -1
- * without memory. */
-int zoo_sampled(const float *x, int64_t rows, int64_t width, const float *temperature, const int64_t *top_k, const float *top_p,
-                const float *min_p, const double *u, int64_t *out, int threads)
+/* The weights w [padded] of a row [width] with the highest value `most`: 0 for what a mask does not allow and behind the row. */
+static void weigh(const float *row, int64_t width, const uint32_t *mask, int64_t words, float most, float scale, float *w, int64_t padded)
+{
+    for (int64_t from = 0; from < padded; from += 32) {
+        const uint32_t word = from < width ? allowed_from(from, width, mask, words) : 0;
+        if (word == 0) {
+            memset(w + from, 0, 32 * sizeof *w);
+            continue;
+        }
+        for (int j = 0; j < 32; j += VL) {
+            vec v = broadcast(-INFINITY);
+            if (word == 0xffffffffu)
+                v = *(const vec *)(row + from + j);
+            else if (width - from >= 32)
+                v = pick(lanes_of(word >> j), *(const vec *)(row + from + j), v);
+            else
+                for (int k = 0; k < VL; k++) v[k] = word >> (j + k) & 1 ? row[from + j + k] : -INFINITY;
+            *(vec *)(w + from + j) = exp_of((v - most) * scale);
+        }
+    }
+}
+
+/* One token for each of `count` rows of x [.., width], in out[row]. at: the rows; NULL: the first ones. Of row at[n] in place n: a
+ * temperature above 0, top_k (0 for all), top_p, min_p, and u in [0, 1). masks: as of zoo_argmax. Of a row without a finite
+ * highest logit, which has no weights, the first. Returns 0, or -1 without memory. */
+int zoo_sampled(const float *x, int64_t count, int64_t width, const int64_t *at, const uint32_t *const *masks, const int64_t *words,
+                const float *temperature, const int64_t *top_k, const float *top_p, const float *min_p, const double *u, int64_t *out,
+                int threads)
 {
     const int64_t padded = (width + SPAN - 1) / SPAN * SPAN;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows * width > 16384)
-    for (int64_t r = 0; r < rows; r++) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (count * width > 16384)
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t r = at ? at[n] : n, length = masks ? words[r] : 0;
         const float *row = x + r * width;
+        const uint32_t *mask = masks ? masks[r] : NULL;
         float *w = malloc((size_t)padded * sizeof *w + (size_t)(padded / SPAN) * sizeof(double));
         out[r] = w ? 0 : -1;
         if (!w) continue;
         double *sums = (double *)(w + padded);
-        vec best = broadcast(-INFINITY);
-        int64_t i = 0;
-        for (; i + VL <= width; i += VL) {
-            vec v = *(const vec *)(row + i);
-            best = pick((ivec)(v > best), v, best);
-        }
-        float most = max_of(best);
-        for (; i < width; i++) most = row[i] > most ? row[i] : most;
-        const float scale = 1.0f / temperature[r];
-        for (i = 0; i + VL <= width; i += VL)
-            *(vec *)(w + i) = exp_of((*(const vec *)(row + i) - most) * scale);
-        for (; i < padded; i += VL) {
-            vec v = {0};
-            for (int j = 0; j < VL; j++) v[j] = i + j < width ? row[i + j] : -INFINITY;
-            *(vec *)(w + i) = exp_of((v - most) * scale);
-        }
+        int odd;
+        weigh(row, width, mask, length, largest_of(row, width, mask, length, &odd), 1.0f / temperature[n], w, padded);
         double ties = 0.0, unused;
-        float ranked = top_k[r] > 0 && top_k[r] < width ? threshold_of(w, padded, (double)top_k[r], 0, 0.0f, &ties) : 0.0f;
-        float least = min_p[r] > ranked ? min_p[r] : ranked;
-        if (top_p[r] < 1.0f) {
+        float ranked = top_k[n] > 0 && top_k[n] < width ? threshold_of(w, padded, (double)top_k[n], 0, 0.0f, &ties) : 0.0f;
+        float least = min_p[n] > ranked ? min_p[n] : ranked;
+        if (top_p[n] < 1.0f) {
             /* Weights below the floor are together less than top-p leaves out. */
-            const double whole = sums_of(w, padded, ranked, sums) - ties * ranked, share = top_p[r];
+            const double whole = sums_of(w, padded, ranked, sums) - ties * ranked, share = top_p[n];
             const float floor = (float)(0.5 * (1.0 - share) * whole / (double)width);
             float nucleus = threshold_of(w, padded, share * whole, 1, floor, &unused);
             least = nucleus > least ? nucleus : least;
         }
-        out[r] = index_of(w, padded, least, u[r], sums);
+        out[r] = index_of(w, padded, least, u[n], sums);
         free(w);
     }
-    for (int64_t r = 0; r < rows; r++)
-        if (out[r] < 0) return -1;
+    for (int64_t n = 0; n < count; n++)
+        if (out[at ? at[n] : n] < 0) return -1;
     return 0;
 }

@@ -16,6 +16,7 @@ from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import Build, NoKernels
 from runtime.engine.kernels.operands import Parts, Pool, PromptChunk, PromptChunks
 from runtime.engine.models.registry import kernels_for
+from runtime.engine.sampling.choice import SamplingColumns
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import PagedDevice, drive
 from tests.runtime.engine.test_equality import ask, prompts
@@ -204,3 +205,23 @@ def test_engines_of_one_process_use_the_paths_that_were_asked_for(bench) -> None
         near = {one.token: one.logprob for one in theirs}
         shared = [one for one in ours if one.token in near]
         assert len(shared) >= 6 and all(abs(one.logprob - near[one.token]) < 0.05 for one in shared)
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=lambda build: f"{build.path} {build.march}")
+@pytest.mark.parametrize("width", [5, 64, 1003])
+def test_tokens_under_masks(build: Build, width: int) -> None:
+    """With vectors of any number of lanes: the first maximum of what is allowed, and draws of what is allowed alone."""
+    kernels, random = compiled_for(build), np.random.default_rng(width)
+    x = torch.randn(64, width, generator=torch.Generator().manual_seed(width)).round(decimals=1)
+    x[3, width // 2], x[4, width // 3] = float("nan"), float("inf")
+    bits = random.random((64, -(-width // 32) * 32)) < np.linspace(0.02, 1.0, 64)[:, None]
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+    masks = {row: words[row].copy() for row in range(0, 64, 2)}
+    masked = x.clone()
+    for row in masks:
+        masked[row, ~torch.from_numpy(bits[row, :width])] = -float("inf")
+    assert torch.equal(kernels.logits.chosen(x, (), (), masks), masked.argmax(-1))
+    by = SamplingColumns([1.0] * 64, [0] * 64, [1.0] * 64, [0.0] * 64, random.random(64).tolist())
+    columns = by.tensors(x.device)
+    drawn = kernels.logits.chosen(x, range(64), columns, masks)
+    assert torch.equal(drawn, kernels.logits.chosen(masked, range(64), columns, {}))

@@ -214,7 +214,7 @@ def test_cuts_leave_the_right_tokens(cut, choice):
             [1.0] * count, [cut.get("top_k", 0)] * count, [cut.get("top_p", 1.0)] * count,
             [cut.get("min_p", 0.0)] * count, [at / count for at in range(count)],
         )  # fmt: skip
-        got = set(choice.sampled(row.expand(count, -1).contiguous(), by).tolist())
+        got = set(choice.chosen(row.expand(count, -1).contiguous(), range(count), by).tolist())
         assert got >= set(left.tolist())
         most = int((left_of(row, draw(temperature=1.0, **cut).params) > 0).sum())
         assert len(got) <= most + 1
@@ -315,3 +315,59 @@ def test_masks_allow_what_their_bits_say(choice):
                 expected[row, token] = -math.inf
     choice.allow_(rows, masks)
     assert torch.equal(rows.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))
+
+
+def masks_for(width: int) -> dict[int, np.ndarray]:
+    """Masks by row, three of each kind: random ones of many and few bits, ones that end before the row or behind it, a
+    single token at either end, none, all.
+    """
+    random, count = np.random.default_rng(width), -(-width // 32)
+
+    def one(length: int, share: float) -> np.ndarray:
+        bits = random.random((length, 32)) < share
+        return np.packbits(bits, axis=1, bitorder="little").view(np.uint32)[:, 0].copy()
+
+    def only(token: int) -> np.ndarray:
+        words = np.zeros(count, np.uint32)
+        words[token // 32] = 1 << token % 32
+        return words
+
+    kinds = [
+        lambda: one(count, 0.5), lambda: one(count, 0.01), lambda: one(count, 0.99), lambda: one(count + 3, 0.5),
+        lambda: one(count // 2, 0.3), lambda: only(0), lambda: only(width - 1),
+        lambda: np.zeros(count, np.uint32), lambda: np.full(count, 0xFFFFFFFF, np.uint32),
+    ]  # fmt: skip
+    return {row: kinds[row // 4]() for row in range(4 * len(kinds)) if row % 4}
+
+
+@pytest.mark.parametrize("width", [1, 7, 31, 32, 33, 47, 64, 100, 1000, WIDE])
+def test_tokens_under_masks_are_those_of_rows_set_to_minus_infinity(choice, width):
+    """Rows with ties, NaN and infinities, inside and outside of what is allowed, drawn ones among greedy ones."""
+    rows = torch.randn(36, width, generator=torch.Generator().manual_seed(width)).mul(3).round(decimals=1)
+    for row, value in ((1, math.nan), (2, math.inf), (5, math.inf), (6, math.nan), (9, math.nan), (10, -math.inf)):
+        rows[row, row % width :: 17] = value
+    rows[14], rows[17] = math.nan, -math.inf
+    masks, masked = masks_for(width), rows.clone()
+    choice.allow_(masked, masks)
+    for drawn in ([], [*range(0, 36, 5)], [*range(0, 36, 3)], [*range(36)]):
+        cuts = [CUTS[at % len(CUTS)] for at in drawn]
+        by = SamplingColumns(
+            [0.8 + at % 3 for at in drawn], [cut.get("top_k", 0) for cut in cuts],
+            [cut.get("top_p", 1.0) for cut in cuts], [cut.get("min_p", 0.0) for cut in cuts],
+            [uniform(at, 1) for at in drawn],
+        )  # fmt: skip
+        got = choice.chosen(rows.clone(), drawn, by, masks).tolist()
+        assert got == choice.chosen(masked.clone(), drawn, by).tolist()
+        for row in set(range(36)).difference(drawn):
+            assert got[row] == masked[row].argmax().item(), row
+        alone = [choice.chosen(rows[row : row + 1].clone(), masks={0: masks[row]}).item() for row in (1, 6, 9, 13, 25)]
+        assert alone == [masked[row].argmax().item() for row in (1, 6, 9, 13, 25)]
+
+
+def test_columns_are_those_of_the_drawn_rows(choice):
+    """A draw at a temperature near 0 takes the best token, one at a high temperature with this number the last."""
+    rows = wide_rows(4)
+    by = SamplingColumns([1e-4, 1e6], [0, 0], [1.0, 1.0], [0.0, 0.0], [0.5, 1.0 - 2.0**-53])
+    assert choice.chosen(rows.clone(), [3, 1], by).tolist() == [
+        rows[0].argmax().item(), WIDE - 1, rows[2].argmax().item(), rows[3].argmax().item()
+    ]  # fmt: skip
