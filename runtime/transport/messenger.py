@@ -331,7 +331,7 @@ class Messenger:
             return None
         name, incarnation = heard
         if not self._admits(name, incarnation):
-            self._turn_away(who, f"nobody waits for {name} in its life {incarnation}")
+            self._turn_away(name, incarnation, who)
             return None
         known = self._peers.get(name)
         if known is not None and not known.calls:
@@ -347,10 +347,12 @@ class Messenger:
             return None
         return self._read(who, frames)
 
-    def _turn_away(self, who: bytes, reason: str) -> None:
+    def _turn_away(self, name: str, incarnation: int, who: bytes) -> None:
+        """Send a reason over the connection that a message came from; what is registered stays as it is."""
         if self._inbox is not None:
+            reason = Rejected(f"nobody waits for {name} in its life {incarnation}")
             with suppress(zmq.ZMQError, Choked):
-                SendQueue(partial(self._inbox.put, to=who), 0).send(Rejected(reason))
+                self._denial_outbox(name, who, self._inbox).send(reason)
 
     def _other_end(self, line: Channel) -> bytes:
         name, peer = next((name, peer) for name, peer in self._peers.items() if peer.line is line)
@@ -417,8 +419,8 @@ class Messenger:
 
     def _denial_outbox(self, name: str, who: bytes, inbox: Channel) -> SendQueue:
         """Return a queue over the connection that the peer made; existing message numbers continue."""
-        peer = self._peers[name]
-        if peer.address is None and who.endswith(b"/main"):
+        peer = self._peers.get(name)
+        if peer is not None and (peer.address, link(name, peer.incarnation)) == (None, who):
             return self._outbox(name, peer)
         return SendQueue(partial(inbox.put, to=who), self._settings.backlog)
 

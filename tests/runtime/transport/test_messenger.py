@@ -319,6 +319,40 @@ def test_where_lives_are_admitted_others_are_denied_and_change_nothing(made: Cal
     assert scheduler.send("a", Heartbeat(3)) and heard(agent, 1) == [3]
 
 
+def test_a_life_that_is_no_longer_admitted_is_told_so_under_the_number_that_is_due(
+    made: Callable[..., Messenger],
+) -> None:
+    scheduler, agent, admitted = made("scheduler"), made("a", 1, bind=None), [True]
+    scheduler.admit(lambda name, incarnation: admitted[0])
+    agent.learn("scheduler", 0, scheduler.address)
+    for number in range(3):
+        agent.send("scheduler", Heartbeat(number))
+        assert heard(scheduler, 1) == [number]
+        assert scheduler.send("a", Heartbeat(number)) and heard(agent, 1) == [number]
+    admitted[0] = False
+    agent.send("scheduler", Heartbeat(9))
+    assert taken(scheduler, 1, seconds=0.2) == []
+    assert taken(agent, 1) == [PeerCut("scheduler", 0, "nobody waits for a in its life 1", denied=True)]
+
+
+def test_another_link_that_is_not_admitted_is_told_so_from_number_0(made: Callable[..., Messenger]) -> None:
+    """Of the same life: its main link has other numbers."""
+    scheduler, agent, admitted = made("scheduler"), made("a", 1, bind=None), [True]
+    scheduler.admit(lambda name, incarnation: admitted[0])
+    agent.learn("scheduler", 0, scheduler.address)
+    agent.send("scheduler", Heartbeat(1))
+    assert heard(scheduler, 1) == [1]
+    assert scheduler.send("a", Heartbeat(2)) and heard(agent, 1) == [2]
+    admitted[0] = False
+    beat = made("a", 1, bind=None, purpose="beat")
+    beat.learn("scheduler", 0, scheduler.address)
+    beat.send("scheduler", Heartbeat(3))
+    assert taken(scheduler, 1, seconds=0.2) == []
+    assert taken(beat, 1) == [PeerCut("scheduler", 0, "nobody waits for a in its life 1", denied=True)]
+    admitted[0] = True
+    assert scheduler.send("a", Heartbeat(4)) and heard(agent, 1) == [4]
+
+
 def test_what_is_known_of_links_goes_with_their_lives() -> None:
     register = Peers()
     for life in range(50):
