@@ -80,22 +80,25 @@ class LoanEngine(Protocol):
         """Reach creditors over this link from now on. Call it once, before any step. `shipping`: what travels."""
         ...
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None:
+    def hold_loan(
+        self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int = 0
+    ) -> None:
         """Attend for a loan from now on: page sets with K and V of so many tokens, all of them full.
 
-        `first_layer`: the loan's first layer, counted from the first one of the debtor's hop.
+        `debtor`: the device that may ask. `first_layer`: the loan's first layer, counted from the first one of the
+        debtor's hop.
         """
         ...
 
     def drop_loan(self, loan: int) -> None: ...
 
-    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
         """Return attention to lent tokens, its sums and exponents: [tokens, heads, head_dim], [tokens, heads, 2].
 
-        Of a query with `pull`, the pages.
+        Of a query with `pull`, the pages. `debtor`: the device that asks.
 
-        From a thread of its own, while steps run. Raises `runtime.types.LoanLost` for an unknown loan, ValueError for a
-        query of another shape.
+        From a thread of its own, while steps run. Raises `runtime.types.LoanLost` for an unknown loan, or one of
+        another debtor, ValueError for a query of another shape.
         """
         ...
 

@@ -113,7 +113,7 @@ class VerifyActivations:
 
 @dataclass(frozen=True, slots=True)
 class HoldLoan:
-    """Attend for another device to these page sets from now on; they hold K and V of so many tokens (IL-04).
+    """Attend for another device, the debtor, to these page sets from now on; they hold so many tokens (IL-04).
 
     `first_layer`: the loan's first layer, counted from the first one of the debtor's hop.
     """
@@ -121,6 +121,7 @@ class HoldLoan:
     loan: int
     groups: tuple[tuple[int, ...], ...]
     tokens: int
+    debtor: str
     first_layer: int = 0
 
 

@@ -317,7 +317,8 @@ class IncomingMigrations:
 
     def _hold(self, move: IncomingMigration, tokens: int) -> HoldLoan:
         """Return the command that holds these first tokens of a loan."""
-        return HoldLoan(move.order.move, self._tables.book.groups_of(move.key), tokens, move.order.skipped)
+        order = move.order
+        return HoldLoan(order.move, self._tables.book.groups_of(move.key), tokens, order.source, order.skipped)
 
     def _grow(self, move: IncomingMigration, order: StartMigration, now: int) -> list[AgentCommand]:
         more = order.upto - move.order.upto

@@ -97,7 +97,9 @@ class CommandExecutor:
                 error = "" if verified else "the hidden states do not verify: their digest is another"
                 return ActivationsVerified(command.move, command.lo, command.hi, error)
             case HoldLoan() if isinstance(self._engine, LoanEngine):
-                self._engine.hold_loan(command.loan, command.groups, command.tokens, command.first_layer)
+                self._engine.hold_loan(
+                    command.loan, command.groups, command.tokens, command.debtor, command.first_layer
+                )
             case DropLoan() if isinstance(self._engine, LoanEngine):
                 self._engine.drop_loan(command.loan)
             case CopyOut():

@@ -4,7 +4,7 @@
 
 The creditor answers on a thread of its own, so that an agent answers while it steps, and two agents may hold pages for
 each other. Each end has a messenger for this alone. A creditor answers only agents that the scheduler has introduced,
-in their present incarnation.
+in their present incarnation, and each of them about its own loans.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SideServer:
     def _answer(self, came: Envelope, asked: AttendLoans) -> None:
         stamp = 0 if self._known is None else self._known.stamp
         try:
-            made, error = self._engine.attend_loans(asked.query, came.arrays), ""
+            made, error = self._engine.attend_loans(asked.query, came.arrays, came.sender), ""
         except Exception as failed:  # whatever it is, the agent that asked must not wait for it
             if not isinstance(failed, LoanLost):
                 _log.warning("a query to loans failed", exc_info=True)

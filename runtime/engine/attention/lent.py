@@ -3,11 +3,13 @@
 Queries of any number of rows of one layer come together; each row attends to all tokens of its loans, which come before
 all of its queries. It runs on a thread of its own while steps run: with scratch of its own, over pages that nothing
 writes while a loan stands, and it asks no other device, so that two devices may hold pages for each other (IL-07).
-A device may also ask for the pages themselves, and attend to them (`engine.attention.pulled`).
+A device may also ask for the pages themselves, and attend to them (`engine.attention.pulled`). Each asks about its own
+loans only.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -35,10 +37,11 @@ _MOST_BACKENDS = 8
 
 
 class _HeldLoan(NamedTuple):
-    """A loan: page ids [layers, page sets], the tokens in them, and its first layer in the debtor's hop."""
+    """A loan: page ids [layers, page sets], the tokens in them, who may ask, its first layer in the debtor's hop."""
 
     pages: Tensor
     tokens: int
+    debtor: str
     first_layer: int
 
     @property
@@ -62,15 +65,18 @@ class LentPages:
         #: By rows and geometry: what was made for the latest steps of debtors, the same for all layers of a step.
         self._backends: OrderedDict[object, tuple[list[_HeldLoan], AttentionBackend, int]] = OrderedDict()
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None:
+    def hold_loan(
+        self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int = 0
+    ) -> None:
         """Attend for a loan from now on.
 
         Args:
             groups: Page ids [page sets, layers]; they hold so many tokens.
+            debtor: The device that may ask.
             first_layer: The loan's first layer, counted from the first one of the debtor's hop.
         """
         pages = torch.tensor([list(group) for group in groups], dtype=torch.int64).t().contiguous()
-        self._held[loan] = _HeldLoan(pages, tokens, first_layer)
+        self._held[loan] = _HeldLoan(pages, tokens, debtor, first_layer)
         self.changed()
 
     def drop_loan(self, loan: int) -> None:
@@ -78,13 +84,18 @@ class LentPages:
         self.changed()
 
     @torch.inference_mode()
-    def attend(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def attend(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
         """Return values [tokens, heads, head_dim] and sums [tokens, heads, 2] of `PartialAttention`, or the pages.
 
+        `debtor`: the device that asks.
+
         Raises:
-            LoanLost: A loan is not held here.
+            LoanLost: A loan is not held here for that device.
             ValueError: The query does not fit its loans, or its array.
         """
+        held = map(self._held.get, itertools.chain.from_iterable(query.loans))
+        if any(each is None or each.debtor != debtor for each in held):
+            raise LoanLost("a loan is not held here any more")
         if query.pull:
             return (self._pages(query),)
         now = self._tokens(query, arrays)

@@ -269,14 +269,16 @@ class StagedEngine:
             native = PacketCreditors(link, away)
         self._registry.units.creditors = Creditors(link, shipping, native=native)
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None:
-        self._lent.hold_loan(loan, groups, tokens, first_layer)
+    def hold_loan(
+        self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int = 0
+    ) -> None:
+        self._lent.hold_loan(loan, groups, tokens, debtor, first_layer)
 
     def drop_loan(self, loan: int) -> None:
         self._lent.drop_loan(loan)
 
-    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        return self._lent.attend(query, arrays)
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
+        return self._lent.attend(query, arrays, debtor)
 
     def exchange_packets(self, room: int) -> LoanExchange | None:
         kernels = self._registry.units.kernels

@@ -174,15 +174,17 @@ class IntegerEngine:
     def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None:
         self._loans.link = link
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None:
+    def hold_loan(
+        self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int = 0
+    ) -> None:
         require(tokens * 2 * WORD == len(groups) * self._page_bytes, f"loan {loan}: {len(groups)} groups, {tokens}")
-        self._loans.hold_loan(loan, groups, tokens, first_layer)
+        self._loans.hold_loan(loan, groups, tokens, debtor, first_layer)
 
     def drop_loan(self, loan: int) -> None:
         self._loans.drop_loan(loan)
 
-    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        return self._loans.attend(query)
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
+        return self._loans.attend(query, debtor)
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         """Run a step. Raises PlanViolation, or FakeFault where a test requested it."""

@@ -22,7 +22,7 @@ class IntegerLoans:
 
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
-        self._held: dict[int, tuple[Sequence[Sequence[int]], int, int]] = {}
+        self._held: dict[int, tuple[Sequence[Sequence[int]], int, str, int]] = {}
         self._away: dict[str, tuple[SentAway, ...]] = {}
         self.link: LoanLink | None = None
 
@@ -50,18 +50,18 @@ class IntegerLoans:
             total += weighted + one.first * plain
         return total
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int) -> None:
-        self._held[loan] = groups, tokens, first_layer
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int) -> None:
+        self._held[loan] = groups, tokens, debtor, first_layer
 
     def drop_loan(self, loan: int) -> None:
         self._held.pop(loan, None)
 
-    def attend(self, query: LoanQuery) -> tuple[Array, ...]:
+    def attend(self, query: LoanQuery, debtor: str) -> tuple[Array, ...]:
         """Return the sums of each row's loan, int64 [rows, 2]. Raises LoanLost."""
         numbers = array("q")
         for (loan,), (tokens,) in zip(query.loans, query.tokens, strict=True):
-            groups, held, first = self._held.get(loan, ((), 0, 0))
-            if tokens > held:
+            groups, held, owner, first = self._held.get(loan, ((), 0, "", 0))
+            if tokens > held or owner != debtor:
                 raise LoanLost(f"loan {loan} is not held here")
             some = groups[: tokens * len(groups) // held]
             numbers.extend(self._sums([group[query.layer - first] for group in some]))

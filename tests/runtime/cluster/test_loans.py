@@ -148,11 +148,11 @@ class Answers:
 
     def borrow(self, link: object, shipping: str = "query") -> None: ...
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None: ...
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str) -> None: ...
 
     def drop_loan(self, loan: int) -> None: ...
 
-    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
         time.sleep(self.delay)
         if self.error is not None:
             raise self.error

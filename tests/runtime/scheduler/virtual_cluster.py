@@ -242,7 +242,7 @@ class VirtualCluster:
         number = int(name[1:])
         engine = self.make_engine(name) if self.make_engine else self._counting(name)
         if isinstance(engine, LoanEngine):
-            engine.borrow(loans.DirectLink(self), self.config.lending.ship if self.config else "query")
+            engine.borrow(loans.DirectLink(self, name), self.config.lending.ship if self.config else "query")
         alike, pages = self.alike or engine.alike, engine.page_capacity
         agent = Agent(name, pages, self.agent_config, alike, page_bytes=engine.page_bytes)
         self.nodes[name] = Node(name, agent, engine)

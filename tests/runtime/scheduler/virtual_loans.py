@@ -19,7 +19,7 @@ def carry_out(node: Node, command: HoldLoan | DropLoan) -> None:
     """Carry out an agent's command."""
     assert isinstance(node.engine, LoanEngine)
     if isinstance(command, HoldLoan):
-        node.engine.hold_loan(command.loan, command.groups, command.tokens, command.first_layer)
+        node.engine.hold_loan(command.loan, command.groups, command.tokens, command.debtor, command.first_layer)
     else:
         node.engine.drop_loan(command.loan)
 
@@ -42,10 +42,10 @@ def fail(cluster: VirtualCluster, node: Node, error: LoanLost, lane: Lane) -> No
 
 
 class DirectLink:
-    """`runtime.loans.LoanLink` to the engines of a cluster."""
+    """`runtime.loans.LoanLink` of one device to the engines of a cluster."""
 
-    def __init__(self, cluster: VirtualCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: VirtualCluster, debtor: str) -> None:
+        self._cluster, self._debtor = cluster, debtor
         self._answers: list[tuple[Array, ...]] = []
 
     def send_query(self, creditor: str, query: LoanQuery, arrays: tuple[Array, ...]) -> int:
@@ -53,7 +53,7 @@ class DirectLink:
         if not node.alive:
             raise LoanLost(f"{creditor} is gone")
         assert isinstance(node.engine, LoanEngine)
-        self._answers.append(node.engine.attend_loans(query, arrays))
+        self._answers.append(node.engine.attend_loans(query, arrays, self._debtor))
         return len(self._answers) - 1
 
     def collect(self, ticket: int) -> tuple[Array, ...]:

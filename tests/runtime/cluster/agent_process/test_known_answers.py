@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from runtime.chains import Array
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideServer, side_messengers
@@ -32,8 +33,15 @@ pytestmark = needs_kernels
 HEADS, KV_HEADS, WIDTH, PAGE, LAYERS, SETS = 4, 2, 16, 8, 3, 20
 
 
+#: An array: dtype, shape, bytes.
+_Read = tuple[str, tuple[int, ...], bytes]
+
+
 class Creditor:
-    """Pages with random K and V in some layers, of loan 1 and of loan 2. `calls`: how often Python attended to them."""
+    """Pages with random K and V in some layers, of loans 1 and 2 of d0, 3 and 4 of d2.
+
+    `calls`: how often Python attended to them.
+    """
 
     def __init__(self, dtype: str = "float32") -> None:
         kernels, made = kernels_for(EngineConfig()), torch.Generator().manual_seed(1)
@@ -49,21 +57,27 @@ class Creditor:
             0,
         )
         self.pages = torch.arange(count).view(2, SETS, LAYERS).tolist()
-        self.lent.hold_loan(1, self.pages[0], SETS * PAGE)
-        self.lent.hold_loan(2, self.pages[1], SETS * PAGE)
+        for loan, debtor in ((1, "d0"), (2, "d0"), (3, "d2"), (4, "d2")):
+            self.lent.hold_loan(loan, self.pages[(loan - 1) % 2], SETS * PAGE, debtor)
 
     def exchange_packets(self, room: int) -> LoanExchange | None:
         return native_exchange(self.kernels, self.lent, room)
 
     def borrow(self, link: LoanLink, shipping: str = "query") -> None: ...
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None: ...
+    def hold_loan(
+        self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int = 0
+    ) -> None: ...
 
     def drop_loan(self, loan: int) -> None: ...
 
-    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
         self.calls += 1
-        return self.lent.attend(query, arrays)
+        return self.lent.attend(query, arrays, debtor)
+
+    def answer(self, query: LoanQuery, arrays: Sequence[Array], debtor: str = "d0") -> list[_Read]:
+        """The right answer, which is not counted."""
+        return read(self.lent.attend(query, arrays, debtor))
 
 
 class Sides:
@@ -76,7 +90,7 @@ class Sides:
         assert exchange is not None
         server, client = side_messengers("d1", 1, f"unix://{folder}/d1", None, None)
         client.close()
-        self.debtors.update(dict.fromkeys(("d0", "d2", "d9"), (1, "")))
+        self.debtors.update(dict.fromkeys(("d0", "d2"), (1, "")))
         self._closing: list[SideServer | SideClient] = [
             SideServer(creditor, server, self.debtors, exchange.known if "server" in native else None)
         ]
@@ -112,11 +126,11 @@ def queries(rows: int, seed: int, dtype: str = "float32") -> tuple[Array, ...]:
     return (array_of(made.to(getattr(torch, dtype))),)
 
 
-def read(arrays: Sequence[Array]) -> list[tuple[str, tuple[int, ...], bytes]]:
+def read(arrays: Sequence[Array]) -> list[_Read]:
     return [(each.dtype, each.shape, bytes(each.data)) for each in arrays]
 
 
-def told(link: SideClient, query: LoanQuery, arrays: tuple[Array, ...]) -> list[tuple[str, tuple[int, ...], bytes]]:
+def told(link: SideClient, query: LoanQuery, arrays: tuple[Array, ...]) -> list[_Read]:
     return read(link.collect(link.send_query("d1", query, arrays)))
 
 
@@ -128,7 +142,7 @@ def test_a_question_is_answered_natively_from_the_second_time_on(tmp_path: Path,
         for layer in range(LAYERS):
             for loans in ((1,), (2, 1)):
                 query, arrays = question(layer, loans, kept), queries(len(loans), 10 * step + layer, asked)
-                assert told(sides.link, query, arrays) == read(creditor.lent.attend(query, arrays))
+                assert told(sides.link, query, arrays) == creditor.answer(query, arrays)
     sides.close()
     assert creditor.calls <= 4 * LAYERS, "each question once, of four times; a few more between two native calls"
 
@@ -140,7 +154,7 @@ def test_each_end_may_be_without_native_code(tmp_path: Path, native: str) -> Non
     for step in range(3):
         for layer in range(LAYERS):
             arrays = queries(1, 7 * step + layer)
-            assert told(sides.link, question(layer), arrays) == read(creditor.lent.attend(question(layer), arrays))
+            assert told(sides.link, question(layer), arrays) == creditor.answer(question(layer), arrays)
     sides.close()
     assert creditor.calls == 3 * LAYERS if native != "server" else creditor.calls < 3 * LAYERS
 
@@ -148,31 +162,31 @@ def test_each_end_may_be_without_native_code(tmp_path: Path, native: str) -> Non
 def test_a_changed_loan_is_no_longer_the_known_one(sides: Sides) -> None:
     lent, arrays = sides.creditor.lent, queries(1, 3)
     first = [told(sides.link, question(0), arrays) for _ in range(3)][-1]
-    lent.hold_loan(1, sides.creditor.pages[1], SETS * PAGE)
+    lent.hold_loan(1, sides.creditor.pages[1], SETS * PAGE, "d0")
     for _ in range(3):
         other = told(sides.link, question(0), arrays)
-        assert other == read(lent.attend(question(0), arrays)) != first
+        assert other == sides.creditor.answer(question(0), arrays) != first
     lent.drop_loan(1)
     for _ in range(2):
         with pytest.raises(LoanLost, match="d1: LoanLost"):
             told(sides.link, question(0), arrays)
-    lent.hold_loan(1, sides.creditor.pages[0], SETS * PAGE)
+    lent.hold_loan(1, sides.creditor.pages[0], SETS * PAGE, "d0")
     assert [told(sides.link, question(0), arrays) for _ in range(3)] == [first] * 3
 
 
 def test_a_loan_that_changes_while_it_is_attended_to_is_not_learnt(sides: Sides) -> None:
     lent, arrays, attend = sides.creditor.lent, queries(1, 3), sides.creditor.attend_loans
 
-    def change(query: LoanQuery, given: Sequence[Array]) -> tuple[Array, ...]:
-        made = attend(query, given)
-        lent.hold_loan(1, sides.creditor.pages[1], SETS * PAGE)
+    def change(query: LoanQuery, given: Sequence[Array], debtor: str) -> tuple[Array, ...]:
+        made = attend(query, given, debtor)
+        lent.hold_loan(1, sides.creditor.pages[1], SETS * PAGE, "d0")
         return made
 
     sides.creditor.attend_loans = change  # type: ignore[method-assign]
     before = told(sides.link, question(0), arrays)
     sides.creditor.attend_loans = attend  # type: ignore[method-assign]
     for _ in range(2):
-        assert told(sides.link, question(0), arrays) == read(lent.attend(question(0), arrays)) != before
+        assert told(sides.link, question(0), arrays) == sides.creditor.answer(question(0), arrays) != before
 
 
 def test_an_agent_in_an_ended_life_gets_no_known_answer(sides: Sides) -> None:
@@ -189,22 +203,40 @@ def test_an_agent_in_an_ended_life_gets_no_known_answer(sides: Sides) -> None:
 def test_questions_of_several_debtors_keep_their_order(sides: Sides) -> None:
     """Known ones and new ones, short and long, with several under way; long ones go another way."""
     links = {"d0": sides.link, "d2": sides.debtor("d2")}
-    long = LoanQuery(((1,),), ((SETS * PAGE,),), (700,), 1, KV_HEADS, "float32")
-    pull = LoanQuery(((2,),), ((SETS * PAGE,),), (1,), 2, KV_HEADS, "float32", pull=True)
     for step in range(4):
         for name, link in links.items():
+            one, two = (1, 2) if name == "d0" else (3, 4)
             asked: list[tuple[LoanQuery, tuple[Array, ...]]] = [
-                (question(0, (1,)), queries(1, step)),
-                (question(1, (2, 1)), queries(2, step)),
-                (long, queries(700, step)),
-                (question(2, (2,)), queries(1, 50 + step)),
-                (pull, ()),
-                (question(0, (1,)), queries(1, 90 + step)),
+                (question(0, (one,)), queries(1, step)),
+                (question(1, (two, one)), queries(2, step)),
+                (LoanQuery(((one,),), ((SETS * PAGE,),), (700,), 1, KV_HEADS, "float32"), queries(700, step)),
+                (question(2, (two,)), queries(1, 50 + step)),
+                (LoanQuery(((two,),), ((SETS * PAGE,),), (1,), 2, KV_HEADS, "float32", pull=True), ()),
+                (question(0, (one,)), queries(1, 90 + step)),
             ]
             tickets = [link.send_query("d1", *each) for each in asked]
             made = [read(link.collect(ticket)) for ticket in (tickets if step % 2 else reversed(tickets))]
-            want = [read(sides.creditor.lent.attend(*each)) for each in asked]
+            want = [sides.creditor.answer(*each, name) for each in asked]
             assert made == (want if step % 2 else want[::-1]), (step, name)
+
+
+@pytest.mark.parametrize("native", ["server client", ""])
+def test_a_loan_of_another_debtor_is_as_one_that_is_not_held(tmp_path: Path, native: str) -> None:
+    """Also where its questions are known natively: they are known of the debtor's own connection."""
+    sides, arrays = Sides(tmp_path, Creditor(), native), queries(1, 3)
+    other = sides.debtor("d2")
+    for _ in range(3):
+        told(sides.link, question(0), arrays)
+        told(other, question(0, (3,)), arrays)
+    pull = LoanQuery(((1,),), ((SETS * PAGE,),), (1,), 2, KV_HEADS, "float32", pull=True)
+    for query, given in ((question(0), arrays), (question(0, (3, 1)), queries(2, 3)), (pull, ())):
+        for loan in (1, 77):
+            loans = tuple(tuple(loan if each == 1 else each for each in row) for row in query.loans)
+            with pytest.raises(LoanLost, match="d1: LoanLost"):
+                told(other, structs.replace(query, loans=loans), given)
+    assert told(sides.link, question(0), arrays) == sides.creditor.answer(question(0), arrays)
+    assert told(other, question(0, (3,)), arrays) == sides.creditor.answer(question(0), arrays)
+    sides.close()
 
 
 def test_a_creditor_that_ends_is_a_lost_loan(sides: Sides) -> None:
@@ -254,7 +286,7 @@ def replies(folder: Path, wrong: bytes, native: str) -> list[bytes]:
     end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     end.settimeout(5.0)
     end.connect(f"{folder}/d1.side.q")
-    end.send(b"d9/1/main")
+    end.send(b"d0/1/main")
     out = []
     for number in (0, 1):
         end.send(packet(number, KNOWN, queries(1, number)))

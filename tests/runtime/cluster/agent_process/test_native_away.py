@@ -95,20 +95,22 @@ class Held:
         self.lent = LentPages(native_attention(kernels()), rows.pool.second_lane(), torch.device("cpu"))
         for row in range(rows.rows):
             groups = rows.tables[row, :, first // PAGE : last // PAGE].t().tolist()
-            self.lent.hold_loan(row, groups, last - first)
+            self.lent.hold_loan(row, groups, last - first, "d0")
         self.calls, self.free = 0, threading.Event()
         self.free.set()
 
     def borrow(self, link: LoanLink, shipping: str = "query") -> None: ...
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None: ...
+    def hold_loan(
+        self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int = 0
+    ) -> None: ...
 
     def drop_loan(self, loan: int) -> None: ...
 
-    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
         self.calls += 1
         assert self.free.wait(30)
-        return self.lent.attend(query, arrays)
+        return self.lent.attend(query, arrays, debtor)
 
 
 class Debtor:
@@ -222,7 +224,7 @@ def test_an_answer_that_takes_long_is_awaited_in_python(make: Callable[..., Clus
 
     cluster.debtor.link.look = look
     held.free.clear()
-    held.lent.hold_loan(9, [[0]], PAGE)  # what is known is asked of Python again
+    held.lent.hold_loan(9, [[0]], PAGE, "d0")  # what is known is asked of Python again
     want = [context.whole(layer, context.now(30 + layer)) for layer in range(LAYERS)]
     assert all(map(torch.equal, cluster.debtor.step(30), want))
     assert len(looks) >= 3

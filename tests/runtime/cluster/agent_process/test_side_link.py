@@ -22,11 +22,13 @@ class Echo:
 
     def borrow(self, link: LoanLink, shipping: str = "query") -> None: ...
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, first_layer: int = 0) -> None: ...
+    def hold_loan(
+        self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int = 0
+    ) -> None: ...
 
     def drop_loan(self, loan: int) -> None: ...
 
-    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
         if query.loans == ((9,),):
             raise LoanLost("it is not here")
         if query.loans == ((8,),):

@@ -49,7 +49,7 @@ class SlowLink:
     def send_query(self, creditor: str, query: LoanQuery, arrays: Sequence[Array]) -> int:
         self.asked.append(query.pull)
         self._sent = self._clock.now
-        self._answer = self._lent.attend(query, arrays)
+        self._answer = self._lent.attend(query, arrays, "d0")
         return len(self.asked)
 
     def collect(self, ticket: int) -> tuple[Array, ...]:
@@ -67,7 +67,7 @@ class Halves:
         self.now = Tokens(query, k[-CHUNK:], v[-CHUNK:], AttentionSettings())
         self.pool, self.lent = (self._filled(k[part], v[part]) for part in (slice(LENT, None), slice(LENT)))
         self.held = LentPages(made, self.lent, torch.device("cpu"))
-        self.held.hold_loan(5, [[page] for page in range(LENT // PAGE)], LENT)
+        self.held.hold_loan(5, [[page] for page in range(LENT // PAGE)], LENT, "d0")
         whole = self._filled(k, v)
         self.want = torch.zeros_like(query)
         backend = made(self._paging(whole, torch.arange((LENT + HERE) // PAGE)))
@@ -158,9 +158,9 @@ def test_what_a_creditor_keeps_for_a_step_ends_with_its_loans(halves: Halves) ->
     halves.held.drop_loan(5)
     with pytest.raises(LoanLost):
         halves.attend(link, "query")
-    halves.held.hold_loan(5, [[page] for page in (2, 0, 3, 1)], LENT)  # attention does not depend on their order
+    halves.held.hold_loan(5, [[page] for page in (2, 0, 3, 1)], LENT, "d0")  # attention does not depend on their order
     assert (halves.attend(link, "query") - halves.want).abs().max() < 1e-5
-    halves.held.hold_loan(5, [[page] for page in (0, 0, 1, 1)], LENT)
+    halves.held.hold_loan(5, [[page] for page in (0, 0, 1, 1)], LENT, "d0")
     assert (halves.attend(link, "query") - halves.want).abs().max() > 1e-3
 
 

@@ -41,7 +41,7 @@ class Layers:
         self.held = LentPages(made, self._lent, torch.device("cpu"))
         for loan, (layers, groups) in LOANS.items():
             pages = [[layer * GROUPS + group for layer in range(*layers)] for group in range(*groups)]
-            self.held.hold_loan(loan, pages, len(pages) * PAGE, layers[0])
+            self.held.hold_loan(loan, pages, len(pages) * PAGE, "d0", layers[0])
 
     def attend(self, link: SlowLink, how: LoanShipping = "query", shift: int = 0) -> list[Tensor]:
         loans = tuple(
@@ -110,6 +110,6 @@ def test_each_layer_asks_for_what_is_lent_of_it(layered: Layers, how: LoanShippi
 def test_a_layer_that_a_loan_does_not_have_is_refused(layered: Layers) -> None:
     for layer in (0, 2):
         with pytest.raises(ValueError, match=f"no layer {layer}"):
-            layered.held.attend(LoanQuery(((8,),), ((PAGE,),), (1,), layer, KV_HEADS, "float32", pull=True), ())
+            layered.held.attend(LoanQuery(((8,),), ((PAGE,),), (1,), layer, KV_HEADS, "float32", pull=True), (), "d0")
     with pytest.raises(LoanLost):
-        layered.held.attend(LoanQuery(((9,),), ((PAGE,),), (1,), 0, KV_HEADS, "float32", pull=True), ())
+        layered.held.attend(LoanQuery(((9,),), ((PAGE,),), (1,), 0, KV_HEADS, "float32", pull=True), (), "d0")

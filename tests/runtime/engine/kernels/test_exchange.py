@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from runtime.config import EngineConfig
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages, native_exchange
 from runtime.engine.attention.partial import PartialAttention
+from runtime.engine.kernels.exchange import AwayDone, Decoding, NativeQuestions, NativeReceiver, native_away
 from runtime.engine.kernels.paged_attention import NativeAttention, native_attention
 from runtime.engine.models.registry import kernels_for
 from runtime.engine.step.context import PagedMetadata, RowSpan
-from runtime.kv.pool import PagePool
-from runtime.loans import AnsweredQuestions, LoanExchange, LoanQuery, PacketHead, PacketPlace
+from runtime.kv.pool import Geometry, PagePool
+from runtime.loans import AnsweredQuestions, LoanExchange, LoanQuery, PacketHead, PacketPlace, PacketQuestion
 from tests.runtime.engine.compiled import needs_kernels
 
 pytestmark = needs_kernels
@@ -32,7 +34,7 @@ def exchange() -> LoanExchange:
     assert kernels is not None
     pool = PagePool(2 * PAGE * KV_HEADS * WIDTH * 4 * LAYERS * SETS, PAGE * KV_HEADS * WIDTH * 4)
     lent = LentPages(native_attention(kernels), pool, torch.device("cpu"))
-    lent.hold_loan(1, torch.arange(LAYERS * SETS).view(SETS, LAYERS).tolist(), SETS * PAGE)
+    lent.hold_loan(1, torch.arange(LAYERS * SETS).view(SETS, LAYERS).tolist(), SETS * PAGE, "d0")
     made = native_exchange(kernels, lent, ROOM)
     assert made is not None
     return made
@@ -46,11 +48,11 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         each.close()
 
 
-def learn(exchange: LoanExchange, layer: int = 0) -> None:
+def learn(exchange: LoanExchange, layer: int = 0, end: int = 0, answer: bytes = bytes(8)) -> None:
     head = PacketHead(bytes(8) + bytes([layer]), 0)
     query = LoanQuery(((1,),), ((SETS * PAGE,),), (1,), layer, KV_HEADS, "float32")
     array = Array("float32", (1, HEADS, WIDTH), bytes(4 * HEADS * WIDTH))
-    exchange.known.learn(0, head, PacketHead(bytes(8), 0), query, array, exchange.known.stamp)
+    exchange.known.learn(end, head, PacketHead(answer, 0), query, array, exchange.known.stamp)
 
 
 def test_a_wait_in_vain_ends_in_time_and_sleeps(
@@ -126,6 +128,162 @@ def test_what_is_invalid_is_handed_over(exchange: LoanExchange, ends: tuple[sock
     theirs.send(packet)
     assert len(exchange.known) == 0
     assert exchange.known.answer([PacketPlace(mine.fileno(), 1, 1)], [], 1.0) == ((0,), 0, packet)
+
+
+def test_waits_spin_less_where_they_are_long_and_more_where_they_are_short(
+    exchange: LoanExchange, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    mine, theirs = ends
+    receiver, known = exchange.receiver, exchange.known
+    assert isinstance(receiver, NativeReceiver) and isinstance(known, NativeQuestions)
+    learn(exchange)
+    place, most = PacketPlace(mine.fileno(), 0, 0), receiver._spin.most
+    for _ in range(20):
+        assert receiver.receive(mine.fileno(), 0.001) is None
+    assert 0 <= receiver._spin.limit < most // 50
+    timer = threading.Timer(0.05, theirs.send, [bytes(9 + 4 * HEADS * WIDTH)])
+    timer.start()
+    assert known.answer([place], [], 0.3) == AnsweredQuestions((1,))
+    timer.join()
+    assert known._data.spin.limit == most - most // 4
+    least = receiver._spin.limit
+    for _ in range(200):
+        theirs.send(b"one")
+        assert receiver.receive(mine.fileno(), 1.0) == b"one"
+    assert least < receiver._spin.limit <= most, "such a wait has not slept"
+    receiver._spin.limit = most
+    for _ in range(20):
+        theirs.send(b"one")
+        assert receiver.receive(mine.fileno(), 1.0) == b"one"
+    assert receiver._spin.limit == most
+    receiver._spin.most, receiver._spin.limit = 1 << 40, 0  # a wait that slept, but less than it might have spun
+    timer = threading.Timer(0.05, theirs.send, [b"late"])
+    timer.start()
+    assert receiver.receive(mine.fileno(), 5.0) == b"late"
+    timer.join()
+    assert 1_000_000 < receiver._spin.limit < 5_000_000_000
+
+
+def test_questions_may_come_for_longer_than_a_wait_lasts(
+    exchange: LoanExchange, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    mine, theirs = ends
+    learn(exchange)
+
+    def ask() -> None:
+        for number in range(6):
+            theirs.send(number.to_bytes(8, "little") + bytes(1 + 4 * HEADS * WIDTH))
+            theirs.recv(ROOM)
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    done = exchange.known.answer([PacketPlace(mine.fileno(), 0, 0)], [], 0.35)
+    thread.join()
+    assert done is not None and done.counts == (6,)
+
+
+def test_questions_are_known_of_their_connection_alone(
+    exchange: LoanExchange, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """And they are answered there, whatever else is known."""
+    learn(exchange)
+    learn(exchange, end=1)
+    learn(exchange, 1, end=1)
+    mine, theirs = ends
+    other, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with other, its:
+        places = [PacketPlace(mine.fileno(), 0, 0), PacketPlace(other.fileno(), 3, 5)]
+        its.send((3).to_bytes(8, "little") + bytes([1]) + bytes(4 * HEADS * WIDTH))
+        assert exchange.known.answer(places, [], 0.1) == ((0, 1), -1, b"")
+        assert int.from_bytes(its.recv(ROOM)[:8], "little") == 5
+        packet = bytes(8) + bytes([1]) + bytes(4 * HEADS * WIDTH)
+        theirs.send(packet)
+        assert exchange.known.answer(places, [], 1.0) == ((0, 0), 0, packet)
+
+
+def test_a_connection_that_breaks_is_left_to_python(
+    exchange: LoanExchange, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """Closed with something unread, it gives an error before its end."""
+    learn(exchange)
+    mine, theirs = ends
+    mine.send(b"unread")
+    theirs.close()
+    begin = time.monotonic()
+    place = PacketPlace(mine.fileno(), 0, 0)
+    assert exchange.known.answer([place], [], 5.0) == AnsweredQuestions((0,))
+    assert exchange.known.answer([place], [], 5.0) == ((0,), 0, b"")
+    assert time.monotonic() - begin < 4.0
+
+
+def test_an_answer_that_cannot_go_out_is_left_to_python(
+    exchange: LoanExchange, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    learn(exchange)
+    mine, theirs = ends
+    mine.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            mine.send(bytes(1024))
+    packet = bytes(9 + 4 * HEADS * WIDTH)
+    theirs.send(packet)
+    assert exchange.known.answer([PacketPlace(mine.fileno(), 0, 0)], [], 1.0) == ((0,), 0, packet)
+
+
+def test_what_is_known_is_bounded(exchange: LoanExchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.engine.kernels.exchange._MOST_KNOWN", 5)
+    for end in range(12):
+        learn(exchange, end=end)
+        assert len(exchange.known) == end % 5 + 1
+    place = PacketPlace(0, 0, 0)
+    assert exchange.known.answer([place], [0] * 256, 0.0) is None, "more descriptors than are polled"
+
+
+def test_a_head_that_is_too_long_is_not_learnt(exchange: LoanExchange) -> None:
+    learn(exchange, answer=bytes(1025))
+    assert len(exchange.known) == 0
+    learn(exchange, answer=bytes(1024))
+    assert len(exchange.known) == 1
+
+
+def test_the_debtors_call_stops_where_a_question_cannot_go_out(ends: tuple[socket.socket, socket.socket]) -> None:
+    """Its head is too long, or the connection takes no more."""
+    kernels = kernels_for(EngineConfig())
+    assert kernels is not None
+    away = native_away(kernels, ROOM)
+    assert away is not None
+    mine, theirs = ends
+    mine.setblocking(False)
+    pool, count = PagePool(2 * PAGE * KV_HEADS * WIDTH * 4, PAGE * KV_HEADS * WIDTH * 4), 8 * HEADS * WIDTH + 16 * HEADS
+    view = pool.view(Geometry(KV_HEADS, WIDTH, torch.float32), PAGE)
+    view.k.zero_(), view.v.zero_()
+    tables, lengths = torch.zeros(1, 1, 1, dtype=torch.int64), torch.tensor([PAGE])
+    here = Decoding.over_pages(view, tables[:, 0], lengths, (HEADS, WIDTH), (1.0, 0.0), 1)
+    rooms = torch.zeros(2, 1, HEADS, WIDTH).double(), torch.zeros(2, 1, HEADS, 2).double()
+    query = torch.randn(1, HEADS, WIDTH)
+
+    def attend(length: int) -> AwayDone:
+        question = PacketQuestion(
+            PacketPlace(mine.fileno(), 4, 9), PacketHead(bytes(length), 3), PacketHead(b"answer..........", 8)
+        )
+        return away.attend([question], [1, 0], query, here, rooms, None)
+
+    assert attend(1025) == AwayDone()
+    theirs.send(b"answer.." + (4).to_bytes(8, "little") + bytes(count))
+    assert attend(1024) == AwayDone(1, True, 1)
+    sent = theirs.recv(2 * ROOM)
+    assert sent == bytes(3) + (9).to_bytes(8, "little") + bytes(1013) + query.numpy().tobytes()
+    theirs.send(b"answer.." + (4).to_bytes(8, "little") + bytes(ROOM))
+    done = attend(16)
+    assert done[:3] == (1, True, 0) and done.packet is not None and len(done.packet) == ROOM, "as much as there is room"
+    begin = time.monotonic()
+    assert attend(16) == AwayDone(1, True, 0), "no answer"
+    assert 0.015 < time.monotonic() - begin < 2.0
+    with suppress(BlockingIOError):
+        while True:
+            mine.send(bytes(1024))
+    assert attend(1024) == AwayDone()
 
 
 def test_native_code_gets_rows_of_one_token_in_layers_that_exist(exchange: LoanExchange) -> None:

@@ -39,9 +39,9 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Return the number of questions by layer, from now on."""
     found, attend = defaultdict[int, int](int), IntegerLoans.attend
 
-    def counted(self: IntegerLoans, query: LoanQuery) -> object:
+    def counted(self: IntegerLoans, query: LoanQuery, debtor: str) -> object:
         found[query.layer] += 1
-        return attend(self, query)
+        return attend(self, query, debtor)
 
     monkeypatch.setattr(IntegerLoans, "attend", counted)
     return found

@@ -89,9 +89,9 @@ def test_answers_are_the_same_where_pages_travel(
     """Instead of queries: to the last bit, as the same attention runs over the same pages (IL-28)."""
     pulled, attend = Counter[bool](), LentPages.attend
 
-    def counted(lent: LentPages, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def counted(lent: LentPages, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
         pulled[query.pull] += 1
-        return attend(lent, query, arrays)
+        return attend(lent, query, arrays, debtor)
 
     monkeypatch.setattr(LentPages, "attend", counted)
     exact = [
