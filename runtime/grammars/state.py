@@ -18,7 +18,8 @@ from runtime.grammars.limits import GrammarRefused
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-#: A set of tokens: token t in bit t % 32 of word t // 32; [ceil(logits / 32)]. Tokens behind its end are not in it.
+#: A set of tokens: token t in bit t % 32 of word t // 32, at most [ceil(logits / 32)]. Tokens behind its end are not
+#: in it.
 TokenMask = NDArray[np.uint32]
 
 
@@ -32,7 +33,7 @@ class GrammarState:
     """
 
     def __init__(self, grammars: CompiledGrammars, grammar: str, size: int, ends: Sequence[int]) -> None:
-        self._grammars, self._grammar, self._size, self._ends = grammars, grammar, size, ends
+        self._grammars, self._grammar, self._words, self._ends = grammars, grammar, -(-size // 32), ends
         self._matcher: LLMatcher | None = None
         self._output: list[int] = []
 
@@ -48,22 +49,15 @@ class GrammarState:
             matcher = self._follow(kept, new, slow)
             bits = None if matcher.is_error() else matcher.compute_bitmask()
             if bits is not None and not matcher.is_error():
-                words = np.frombuffer(bits, "<u4")
+                words = np.frombuffer(bits, "<u4").astype(np.uint32, copy=False)
                 if words.any():
-                    return self._sized(words)
+                    return words[: self._words]  # the vocabulary may have more tokens than there are logits
         except GrammarRefused:
             pass
-        words = self._sized(np.empty(0, np.uint32))
+        words = np.zeros(self._words, np.uint32)
         for token in self._ends:
             words[token // 32] |= np.uint32(1 << token % 32)
         return words
-
-    def _sized(self, words: TokenMask) -> TokenMask:
-        """Return as many words as the logits take: the vocabulary may have more tokens, or fewer."""
-        out = np.zeros(-(-self._size // 32), np.uint32)
-        count = min(len(out), len(words))
-        out[:count] = words[:count]
-        return out
 
     def _follow(self, kept: int, new: Sequence[int], slow: bool) -> LLMatcher:
         """Return the matcher behind the output. Raises GrammarRefused."""

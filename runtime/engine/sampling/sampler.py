@@ -100,8 +100,8 @@ def draw(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice = STOCK) -> 
     """
     raw = logits.float()
     masks = _masks_of(draws)
-    if masks and any(draw.params.logprobs is not None or is_shaped(draw) for draw in draws):
-        choice.allow_(raw, masks)  # penalties and log-probabilities read the masked logits
+    if masks and any(draw.params.logprobs is not None for draw in draws):
+        choice.allow_(raw, masks)  # log-probabilities are of the masked logits
         masks = NO_MASKS
     sampled = [row for row, draw in enumerate(draws) if not draw.params.greedy]
     by = columns_of([draws[row].params for row in sampled], [draws[row].generated for row in sampled])
