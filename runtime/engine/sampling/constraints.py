@@ -3,6 +3,9 @@
     opened, or a step's tokens read --prepare--> thread: grammar follows the tokens, next mask
     next step's logits              --allowed--> the mask, usually ready since the model's layers took longer
 
+A repeated decode step starts the work only with its layers. Both threads want Python's lock before that, and a thread
+that takes and releases it for each mask has it back before the other one wakes: the step would wait for all masks.
+
 llguidance releases Python's lock while it compiles and computes masks. A mask is a function of (grammar, output). The
 thread is told what changes of an output, not the whole of it, so that a token costs the same in long answers; what it
 has prepared is used only for the same number of tokens, and anything else is computed anew.
@@ -26,12 +29,36 @@ from runtime.types import ModelSpec, SamplingParams
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
-#: The masks of one piece of work of the thread, and the place of one of them.
-PreparedMask = tuple[Future[list["TokenMask | Exception"]], int]
 #: Vocabularies of which compiled grammars are kept.
 _VOCABULARIES = 8
 #: Seconds of the processor from which on a mask is slow. Most take less than .0001.
 SLOW = 0.02
+
+
+class MaskWork:
+    """Masks that a thread computes in one piece: passing one on takes as long as computing a mask."""
+
+    def __init__(self, thread: ThreadPoolExecutor, wanted: Sequence[tuple[Constraint, int, tuple[int, ...]]]) -> None:
+        self._thread, self._wanted = thread, wanted
+        self._masks: Future[list[TokenMask | Exception]] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        return self._masks is not None
+
+    @property
+    def is_done(self) -> bool:
+        return self._masks is not None and self._masks.done()
+
+    def start(self) -> Future[list[TokenMask | Exception]]:
+        """Begin, if that has not been done."""
+        if self._masks is None:
+            self._masks, self._wanted = self._thread.submit(_compute_masks, self._wanted), ()
+        return self._masks
+
+
+#: A piece of work, and the place of one of its masks.
+PreparedMask = tuple[MaskWork, int]
 
 
 class Constraint:
@@ -60,7 +87,7 @@ class Constraint:
         """Whether its next mask is there, or takes less than a step."""
         if self._open and not self.slow:
             return True
-        done = self._mask is not None and self._mask[0].done()
+        done = self._mask is not None and self._mask[0].is_done
         self._open |= done
         return done
 
@@ -77,8 +104,8 @@ class Constraint:
             prepare_masks([(self, count, ())])
         if self._mask is None:
             raise RuntimeError("the mask was not prepared")
-        masks, place = self._mask
-        found = masks.result()[place]
+        work, place = self._mask
+        found = work.start().result()[place]
         if isinstance(found, Exception):
             raise found
         return found
@@ -94,24 +121,36 @@ class Constraint:
 
 def ready_within(constraints: Sequence[Constraint], seconds: float) -> None:
     """Wait until all are ready, but at most so long; mark the rest as `late`."""
-    wait([each._mask[0] for each in constraints if each._mask is not None and not each.is_ready], timeout=seconds)
+    wanted = [each._mask[0] for each in constraints if each._mask is not None and not each.is_ready]
+    wait([work.start() for work in wanted], timeout=seconds)
     for each in constraints:
         each.late = not each.is_ready
 
 
-def prepare_masks(wanted: Sequence[tuple[Constraint, int, Sequence[int]]]) -> None:
+def prepare_masks(
+    wanted: Sequence[tuple[Constraint, int, Sequence[int]]], deferred: bool = False
+) -> Sequence[MaskWork]:
     """Begin the next masks on the constraints' threads, in the order of the calls: behind so many tokens of the output,
     and the new ones that follow them.
 
-    A thread gets all of a call in one piece: passing one on takes as long as computing a mask.
+    A thread gets all of a call in one piece. `deferred`: work that takes less than a step is not started yet, but
+    returned. It starts by itself where one of its masks is read, or is followed by another one.
     """
     pieces: dict[ThreadPoolExecutor, list[tuple[Constraint, int, tuple[int, ...]]]] = {}
     for constraint, kept, new in wanted:
+        if constraint._mask is not None:
+            constraint._mask[0].start()  # the grammar follows all tokens
         pieces.setdefault(constraint._thread, []).append((constraint, kept, tuple(new)))
+    waiting = []
     for thread, piece in pieces.items():
-        masks = thread.submit(_compute_masks, piece)
+        work = MaskWork(thread, piece)
+        if deferred and thread is piece[0][0]._later and thread is not piece[0][0]._opening:
+            waiting.append(work)
+        else:
+            work.start()
         for place, (constraint, kept, new) in enumerate(piece):
-            constraint._prepared, constraint._mask = kept + len(new), (masks, place)
+            constraint._prepared, constraint._mask = kept + len(new), (work, place)
+    return waiting
 
 
 def _compute_masks(piece: Sequence[tuple[Constraint, int, Sequence[int]]]) -> list[TokenMask | Exception]:

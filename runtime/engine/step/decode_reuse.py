@@ -29,7 +29,7 @@ from runtime.engine.kernels.program_reuse import Attending, ProgramReuse, Room
 from runtime.engine.layers.rotary import RotaryTables
 from runtime.engine.models.components import ComponentPool, SharedComponent
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.sampling.constraints import Constraint, prepare_masks
+from runtime.engine.sampling.constraints import Constraint, MaskWork, prepare_masks
 from runtime.engine.sampling.output import Outcome, sampling_of, wanted_of
 from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.context import ForwardContext, RowSpan, running
@@ -203,6 +203,8 @@ class _Course:
         self._table = plain_table(self._embedding)
         self._plain_head = plain_head(self._head, units.kernels, units.operations) if plain else None
         self._asked: AskedOfRows | None = None
+        #: Of the last step's tokens; they start with the layers of the next one.
+        self._masks: Sequence[MaskWork] = ()
         self._places = [place for part in parts for place in part.places]
         self._ordered = self._places == list(range(len(self._places)))
         self._frame, self._shape = frame, (1, frame.tokens, first.width)
@@ -248,6 +250,8 @@ class _Course:
             if self._head is None and not self._widened
             else None
         )
+        for work in self._masks:
+            work.start()
         self._onward.run(hidden)
         if through is not None:
             return through
@@ -290,7 +294,7 @@ class _Course:
                     bound.append((held.constraint, len(held.output) - 1, (token,)))
                 sampled.append(Sampled(row.seq, token))
         if bound:
-            prepare_masks(bound)
+            self._masks = prepare_masks(bound, deferred=True)
         return tuple(sampled)
 
     def _embedded(self, embedding: SharedComponent, rows: Sequence[Row]) -> Tensor:

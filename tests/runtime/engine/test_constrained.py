@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from runtime.config import EngineConfig
+from runtime.engine.kernels.program_reuse import ProgramReuse
 from runtime.engine.models.registry import kernels_for
+from runtime.engine.step import decode_reuse
 from runtime.engine.step.decode_ends import PlainHead
 from runtime.frontend.stored_tokenizer import stored_tokenizer
 from runtime.grammars.sources import from_choices, from_regex, from_schema
@@ -111,6 +113,28 @@ def test_rows_with_a_grammar_or_a_temperature_take_their_tokens_from_the_kernels
     assert not seen
     for one in asked:
         assert fast.tokens(one.seq) == slow.tokens(one.seq)
+
+
+@pytest.mark.skipif(kernels_for(EngineConfig()) is None, reason="NO KERNELS: steps are not repeated")
+def test_masks_of_a_repeated_step_start_with_its_layers(bench, model, monkeypatch) -> None:
+    """Not before: the scheduler's thread would wait for Python's lock. And not later: masks are to be ready."""
+    works, seen = list[Any](), list[bool]()
+    prepare, layers = decode_reuse.prepare_masks, ProgramReuse.run
+
+    def prepared(*given: Any, **how: Any) -> Any:
+        made = prepare(*given, **how)
+        works[:] = made
+        seen.extend(work.is_started for work in made)
+        return made
+
+    def run(course: ProgramReuse, hidden: Any) -> None:
+        assert all(work.is_started for work in works)
+        layers(course, hidden)
+
+    monkeypatch.setattr(decode_reuse, "prepare_masks", prepared)
+    monkeypatch.setattr(ProgramReuse, "run", run)
+    drive(device(bench, model), {0: [ask(model, f"{i}", JSON) for i in range(3)]})
+    assert seen and not any(seen)
 
 
 def test_a_greedy_answer_that_satisfies_its_grammar_is_unchanged(bench, model) -> None:

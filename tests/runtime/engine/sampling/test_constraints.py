@@ -96,3 +96,37 @@ def test_a_first_mask_has_a_thread_of_its_own_and_holds_up_no_other_sequence():
             gate.set()
         ready_within([late], 60)
         assert late.is_ready and not late.late and tokens(late.allowed(1)) == [1]
+
+
+def test_deferred_masks_start_by_hand_or_where_they_are_read_or_followed():
+    states = [Counting() for _ in range(3)]
+    with ThreadPoolExecutor(1) as opening, ThreadPoolExecutor(1) as thread:
+        made = [Constraint(lambda state=state: state, opening, thread) for state in states]
+        first = prepare_masks([(one, 0, [at]) for at, one in enumerate(made)], deferred=True)
+        assert list(first) == [], "a first mask is not deferred"
+        ready_within(made, 60)
+        (work,) = prepare_masks([(one, 1, [3]) for one in made], deferred=True)
+        assert all(one.is_ready for one in made) and not work.is_started
+        assert [state.computed for state in states] == [[(0,)], [(1,)], [(2,)]]
+        assert tokens(made[1].allowed(2)) == [1, 3] and work.is_started
+        (work,) = prepare_masks([(one, 2, [4]) for one in made], deferred=True)
+        assert work.start() is work.start() and tokens(made[0].allowed(3)) == [0, 3, 4]
+        (work,) = prepare_masks([(one, 3, [5]) for one in made], deferred=True)
+        (last,) = prepare_masks([(made[2], 4, [6])], deferred=True)
+        assert work.is_started and not last.is_started
+        assert tokens(made[2].allowed(5)) == [2, 3, 4, 5, 6]
+    assert states[2].computed == [(2,), (2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6)]
+
+
+def test_deferred_masks_of_a_sequence_that_has_become_slow_are_waited_for():
+    state = Counting()
+    with ThreadPoolExecutor(1) as opening, ThreadPoolExecutor(1) as thread:
+        one = Constraint(lambda: state, opening, thread)
+        prepare_masks([(one, 0, [1])])
+        ready_within([one], 60)
+        (work,) = prepare_masks([(one, 1, [2])], deferred=True)
+        one.slow = True
+        assert not one.is_ready
+        ready_within([one], 60)
+        assert work.is_done and one.is_ready and not one.late
+        assert list(prepare_masks([(one, 2, [3])], deferred=True)) == [], "slow ones begin at once"
