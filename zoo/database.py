@@ -31,7 +31,10 @@ SILENT_SECONDS = 20
 #: Drivers that pass libpq's options on.
 _LIBPQ = frozenset({"psycopg", "psycopg2"})
 _WRITING = "blockzoo_writing"
+#: An option of a transaction, and what its connection is set to: a statement is needed only where they differ.
 _SYNCHRONOUS = "blockzoo_synchronous"
+_FULL, _NORMAL = "FULL", "NORMAL"
+_NOT_SYNCED = text("SET LOCAL synchronous_commit = off")
 
 
 class Database:
@@ -86,10 +89,10 @@ class Database:
         Not `synced`: the commit survives the end of this process, but the latest ones may be lost with the power
         (SQLite) or with the database server (PostgreSQL). The next synced one makes all before it durable.
         """
-        options = {_WRITING: True, _SYNCHRONOUS: "FULL" if synced else "NORMAL"}
+        options = {_WRITING: True, _SYNCHRONOUS: _FULL if synced else _NORMAL}
         with self.explained(), connection.execution_options(**options).begin():
             if not synced and not self.is_sqlite:
-                connection.execute(text("SET LOCAL synchronous_commit = off"))
+                connection.execute(_NOT_SYNCED)
             yield connection
 
     @contextmanager
@@ -165,14 +168,16 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # disables the driver's own BEGIN; `_begin_sqlite` issues it
     if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA synchronous={_FULL}")
     connection.execute("PRAGMA foreign_keys=ON")
 
 
 def _begin_sqlite(connection: Connection) -> None:
     options = connection.get_execution_options()
-    if synchronous := options.get(_SYNCHRONOUS):
+    synchronous = options.get(_SYNCHRONOUS, _FULL)
+    if connection.info.get(_SYNCHRONOUS, _FULL) != synchronous:
         connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
+        connection.info[_SYNCHRONOUS] = synchronous
     connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITING, False) else "BEGIN")
 
 

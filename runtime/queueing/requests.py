@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import cast
 
 import zstandard
-from sqlalchemy import Connection, RowMapping, Table, case, delete, func, insert, null, select, update
+from sqlalchemy import Connection, RowMapping, Table, bindparam, case, delete, func, insert, null, or_, select, update
 
 from runtime.queueing import usage
 from runtime.queueing.records import ENDED, DurableRequest, FileRange, State, StoredAnswer
@@ -35,6 +35,26 @@ _UNENDED: tuple[State, ...] = ("queued", "running")
 _ORDER = (_requests.c.priority, _requests.c.created, _requests.c.line, _requests.c.id)
 #: Ids in one statement; databases bound their number.
 _AT_ONCE = 500
+
+# The statements of each request and each step. Made once: to make one takes longer than to run it.
+_IS_IT = _requests.c.id == bindparam("it")
+_EVENTS_OF_IT = _events.c.request == bindparam("it")
+#: Each condition by itself: a list of values would be written into the statement at each call.
+_IS_UNENDED = or_(*(_requests.c.state == state for state in _UNENDED))
+_BEGIN = (
+    update(_requests)
+    .where(_IS_IT)
+    .values(
+        begun=True,
+        attempts=_requests.c.attempts + 1,
+        progress=select(func.coalesce(func.max(_events.c.ordinal), -1)).where(_EVENTS_OF_IT).scalar_subquery(),
+    )
+)
+_UNENDED_OF = select(_requests.c.id).where(_requests.c.id.in_(bindparam("ids", expanding=True)), _IS_UNENDED)
+_HOLD_UNENDED_OF = _UNENDED_OF.order_by(_requests.c.id).with_for_update(read=True)
+_ADD_EVENTS = insert(_events)
+_FINISH = update(_requests).where(_IS_IT, _IS_UNENDED)
+_DROP_EVENTS = delete(_events).where(_EVENTS_OF_IT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +186,7 @@ def claim(
 
 def begin(connection: Connection, request: str, model: str, version: str) -> None:
     """Record that a claimed request begins now, on a model: one attempt more."""
-    latest = select(func.coalesce(func.max(_events.c.ordinal), -1)).where(_events.c.request == request)
-    values = {
-        "model": model,
-        "version": version,
-        "begun": True,
-        "attempts": _requests.c.attempts + 1,
-        "progress": latest.scalar_subquery(),
-    }
-    connection.execute(update(_requests).where(_requests.c.id == request).values(values))
+    connection.execute(_BEGIN, {"it": request, "model": model, "version": version})
 
 
 def append(connection: Connection, rows: Sequence[tuple[str, int, bytes]]) -> set[str]:
@@ -185,7 +197,7 @@ def append(connection: Connection, rows: Sequence[tuple[str, int, bytes]]) -> se
     going = unended_of(connection, {request for request, _, _ in rows}, hold=True)
     fresh = [{"request": i, "ordinal": n, "events": e} for i, n, e in rows if i in going]
     if fresh:
-        connection.execute(insert(_events), fresh)
+        connection.execute(_ADD_EVENTS, fresh)
     return going
 
 
@@ -212,24 +224,25 @@ def finish(
     """
     if state not in ENDED:
         raise ValueError(f"{state} is no end")
-    own = (_requests.c.id == request) & _requests.c.state.in_(_UNENDED)
     if events is not None:
         # Nothing is appended between the look and the end. A transaction of appends may hold many such rows: one that
         # ends a request of another server should hold no other.
-        connection.execute(select(_requests.c.id).where(own).with_for_update(key_share=True))
+        own = select(_requests.c.id).where(_requests.c.id == request, _IS_UNENDED)
+        connection.execute(own.with_for_update(key_share=True))
         more = select(_events.c.ordinal).where(_events.c.request == request, _events.c.ordinal >= events).limit(1)
         if connection.execute(more).first() is not None:
             return False
     values = {
+        "it": request,
         "state": state,
         "ended": now,
         "status": given.status,
         "answer": packed(given.document),
         "stream": packed(given.stream),
     }
-    done = connection.execute(update(_requests).where(own).values(values)).rowcount == 1
+    done = connection.execute(_FINISH, values).rowcount == 1
     if done:
-        connection.execute(delete(_events).where(_events.c.request == request))
+        connection.execute(_DROP_EVENTS, {"it": request})
         if used is not None:
             usage.put(connection, used)
     return done
@@ -273,10 +286,8 @@ def unended_of(connection: Connection, ids: Collection[str], hold: bool = False)
     """Return those of some requests that are there and have not ended. `hold`: no other transaction ends them before
     this one is over.
     """
-    query = select(_requests.c.id).where(_requests.c.id.in_(ids), _requests.c.state.in_(_UNENDED))
-    if hold:
-        query = query.order_by(_requests.c.id).with_for_update(read=True)
-    return set(connection.execute(query).scalars())
+    query = _HOLD_UNENDED_OF if hold else _UNENDED_OF
+    return set(connection.execute(query, {"ids": list(ids)}).scalars())
 
 
 def counts(connection: Connection, batch: str | None = None) -> dict[str, int]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, delete, insert, literal_column, select, update
 
 from runtime.queueing.schema import QueueRow, ServerRow
 
 _servers = cast(Table, ServerRow.__table__)
+#: Made once, since each transaction of a server runs it.
+_HOLDS = select(_servers.c.id).where(_servers.c.id == bindparam("server")).with_for_update(read=True, key_share=True)
 
 
 def join(connection: Connection, lease_us: int) -> int:
@@ -34,8 +36,7 @@ def renew(connection: Connection, number: int, lease_us: int) -> bool:
 
 def holds(connection: Connection, number: int) -> bool:
     """Return whether a server takes part, and let no server bury it before this transaction ends."""
-    query = select(_servers.c.id).where(_servers.c.id == number).with_for_update(read=True, key_share=True)
-    return connection.execute(query).first() is not None
+    return connection.execute(_HOLDS, {"server": number}).first() is not None
 
 
 def bury(connection: Connection, spared: int) -> list[int]:

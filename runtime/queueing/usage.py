@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import cast
 
 from sqlalchemy import Connection, Table, delete, func, insert, select
@@ -51,6 +51,10 @@ class RequestUsage:
     id: str
 
 
+_FIELDS = tuple(each.name for each in fields(RequestUsage))
+_PUT = insert(_usage)
+
+
 def queue_name(connection: Connection) -> str:
     """Return the random name of the queue."""
     return connection.execute(select(QueueRow.name)).scalar_one()
@@ -58,7 +62,7 @@ def queue_name(connection: Connection) -> str:
 
 def put(connection: Connection, used: RequestUsage) -> None:
     """Keep usage until it is dropped."""
-    connection.execute(insert(_usage).values(asdict(used)))
+    connection.execute(_PUT, {name: getattr(used, name) for name in _FIELDS})
 
 
 def principals(connection: Connection) -> list[str]:
