@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from sqlalchemy import text
@@ -147,6 +148,14 @@ def test_many_lines_are_added_lot_by_lot(queue: QueueDatabase) -> None:
             batches.add_lines(connection, [line(number) for number in range(first, first + 500)])
     with queue.reading() as connection:
         assert batches.line_counts(connection, "batch_1") == {"queued": count}
+
+
+@pytest.mark.parametrize("status", get_args(Status))
+def test_lines_run_of_batches_that_are_checked_or_in_progress(queue: QueueDatabase, status: Status) -> None:
+    with queue.writing() as connection:
+        batches.put(connection, replace(batch(1), status=status))
+        expected = {"batch_1"} if status in ("validating", "in_progress") else set()
+        assert batches.running(connection, ["batch_1"]) == expected
 
 
 @pytest.mark.postgres

@@ -140,6 +140,17 @@ def test_what_a_dead_server_ran_is_queued_again_and_given_up_after_three_deaths_
         assert [each.id for each in requests.unfinished(connection)] == ["cmpl-2", "cmpl-3"]
 
 
+def test_progress_of_an_earlier_life_is_no_progress(queue: QueueDatabase) -> None:
+    put(queue, made(1))
+    for death in range(4):
+        with queue.writing() as connection:
+            requests.claim(connection, owner=DEAD)
+            requests.begin(connection, "cmpl-1", "org/m", "v")
+            if death == 0:
+                requests.append(connection, [("cmpl-1", 0, b"a")])
+            assert requests.recover(connection, GIVEN_UP, NOW) == (["cmpl-1"] if death == 3 else [])
+
+
 def test_a_claim_that_had_not_begun_is_no_attempt(queue: QueueDatabase) -> None:
     """Lines that wait for their seats while servers die are not the cause."""
     put(queue, made(1))
