@@ -207,6 +207,13 @@ class PlanSolved:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectRequest:
+    """Announce a request of a client that is being prepared: its sequences follow in a moment, unless it is refused."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
 class LengthPredicted:
     """Report how long the answer of a sequence is predicted to get (TI-10)."""
 
@@ -228,5 +235,6 @@ SchedulerEvent = (
     | WithdrawModel
     | PlanSolved
     | LengthPredicted
+    | ExpectRequest
     | PoolAnswer
 )

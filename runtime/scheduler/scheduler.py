@@ -32,6 +32,7 @@ from runtime.control.scheduler_io import (
     AddRequest,
     AddRequests,
     AgentDown,
+    ExpectRequest,
     LengthPredicted,
     MoveSequence,
     PauseSequence,
@@ -230,6 +231,9 @@ class Scheduler:
                 self._roles.change(event, now)
             case PoolAnswer() if self.lending.talks is not None:
                 self.lending.talks.offered(event, now)
+            case ExpectRequest():
+                if self._order is not None:
+                    self._order.expect(event.request, now)
             case LengthPredicted():
                 self._seating.record_forecast(event.seq, event.forecast, now)
             case LengthsProbed():

@@ -96,6 +96,7 @@ class ClusterDriver(BaseDriver):
         self._describe = describe
         self._lengths: LengthThread | None = None
         config = replace(config or ClusterConfig(), devices=len(devices))
+        self._shares = config.background_share > 0
         with ExitStack() as undo:
             undo.callback(_let_go, launcher)
             self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
@@ -119,6 +120,11 @@ class ClusterDriver(BaseDriver):
             undo.pop_all()
 
     # -- requests ------------------------------------------------------------------------------------------------------
+
+    def expect(self, request: str) -> None:
+        """Announce a request of a client that is being prepared, so that no line of a batch delays it (QL-02)."""
+        if self._shares:
+            self._scheduler_loop.expect(request)
 
     def abort(self, seqs: Iterable[str]) -> None:
         """End sequences; those that have ended already are ignored."""

@@ -32,6 +32,7 @@ from runtime.control.scheduler_io import (
     AddRequests,
     AgentDown,
     EmitTokens,
+    ExpectRequest,
     LengthPredicted,
     ModelUpdated,
     MoveAnswered,
@@ -137,6 +138,10 @@ class SchedulerLoop:
     def add_predicted(self, event: AddRequests) -> None:
         """Queue requests with the forecasts of their answers."""
         self.run_soon(lambda now: self._add_predicted(event, now))
+
+    def expect(self, request: str) -> None:
+        """Announce a request that is being prepared."""
+        self.run_soon(lambda now: self._handle_events([ExpectRequest(request)], now))
 
     def tell_lengths(self, events: Sequence[LengthPredicted]) -> None:
         """Queue forecasts of answers; those of sequences that have ended are ignored."""

@@ -8,7 +8,7 @@ the time that they take alone, on average (ConServe, arXiv 2410.01228: what inte
   they are alone; rows that come and go with each step would cost more than their own time.
 - Half of it for the step that runs when a request comes, which is half over on average. While requests come now and
   then, steps of background rows alone are therefore as short as the whole share; one row always runs. Without any
-  request there is no limit.
+  request there is no limit. While a request is being prepared, no such step begins.
 
 Pure; times in ns.
 """
@@ -85,7 +85,13 @@ class Background:
         self._stay = alone if self._stay is None else self._stay + (alone - self._stay) * _LATEST
 
     def next_step(
-        self, beside: int, decoding: int, prompt: float | None, step: Callable[[int], float], now: int
+        self,
+        beside: int,
+        decoding: int,
+        prompt: float | None,
+        step: Callable[[int], float],
+        now: int,
+        expected: bool = False,
     ) -> BackgroundShare:
         """Return what background rows get of the next step. To be called once per step.
 
@@ -94,6 +100,7 @@ class Background:
             decoding: Background rows that decode.
             prompt: Least time of a background prompt that waits to begin or to go on; None where none does.
             step: Returns the mean time of a step of so many rows; it never falls.
+            expected: An interactive request is about to come.
         """
         if beside:
             self._seen = now
@@ -106,6 +113,8 @@ class Background:
             self._credit -= rows
             return BackgroundShare(decoding, self._credit)
         self._credit = 0.0
+        if expected:
+            return BackgroundShare(0, 0.0)
         if self._stay is None or now - self._seen > _RECENT:
             return BackgroundShare(decoding)
         budget = self._share * self._stay

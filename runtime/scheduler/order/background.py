@@ -2,6 +2,7 @@
 
     RowsDone -> `record_step`: learn step times -> `review`: which background rows are in the next step
     admission -> `holds_back`: a background prompt begins where the next step has time for it
+    ExpectRequest -> `expect`: no step of the background alone begins until that request has come
 
 Background are the sequences with a priority of `types.BACKGROUND` and more. One that is left out of steps keeps its
 place and its pages. While there are none, only some steps are looked at.
@@ -9,7 +10,7 @@ place and its pages. While there are none, only some steps are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from runtime.messages import RowsDone
@@ -18,6 +19,8 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 from runtime.types import BACKGROUND
 
+#: Time in ns for which a request may be prepared before lines go on without it.
+_EXPECTED = 50_000_000
 #: Time in ns after the last background sequence until which every step is measured; then one of so many.
 _AFTER, _SAMPLE = 60_000_000_000, 16
 
@@ -49,6 +52,9 @@ class BackgroundRows:
         self._devices: dict[str, _DeviceShare] = {}
         self._due: set[str] = set()
         self._until = self._steps = 0
+        #: By request: when it was announced, and when those of them came that may not be on a device yet.
+        self._expected: dict[str, int] = {}
+        self._came: dict[str, int] = {}
 
     def record_step(self, done: RowsDone, now: int) -> None:
         """Learn from a step's rows, after they have been processed; the device is due for a review."""
@@ -63,8 +69,20 @@ class BackgroundRows:
         if sampled:
             self._due.add(done.device)
 
+    def expect(self, request: str, now: int) -> None:
+        """Record that an interactive request is being prepared."""
+        if now <= self._until:
+            self._expected[request] = now
+
+    def record_arrival(self, request: str, now: int) -> None:
+        """Record that a request has come; it is admitted behind the review of the same event."""
+        if request in self._expected:
+            self._came[request] = now
+
     def review(self, now: int) -> None:
         """Choose the background rows of the next step on the devices that are due."""
+        if self._came:
+            self._forget([request for request, at in self._came.items() if at < now])
         due, self._due = self._due, set()
         for name in sorted(due):
             known, here = self._devices[name], self._state.devices[name].passing.here
@@ -80,31 +98,33 @@ class BackgroundRows:
                 rows, known.spare = (0, 0.0) if beside else (len(decoding), None)
             else:
                 waits = costs if known.held is None else [*costs, known.held]
-                got = known.share.next_step(len(beside), len(decoding), min(waits, default=None), known.costs.step, now)
+                least, step, soon = min(waits, default=None), known.costs.step, bool(self._expected)
+                got = known.share.next_step(len(beside), len(decoding), least, step, now, soon)
                 rows, known.spare = got.rows, got.spare
             decoding.sort(key=self._state.waiting.rank)
             for at, each in enumerate(decoding):
                 self._let_run(each, at < rows)
             for each, cost in zip(prompts, costs, strict=True):
-                self._let_run(each, len(here) == len(background) or self._pays(known, cost))
+                alone = len(here) == len(background) and not self._expected
+                self._let_run(each, alone or self._pays(known, cost))
             if known.held is not None and (known.spare is None or known.held <= known.spare):
                 known.held, self._state.changed = None, True
 
-    def review_all(self) -> None:
-        """Review all devices with sequences next.
+    def review_all(self, now: int) -> None:
+        """Review all devices with sequences next, and no longer expect what was announced too long ago.
 
         No rows return where an interactive one is paused, or where a background one that was left out was moved to.
         """
-        for device in self._state.devices:
-            if device.passing.here:
-                self._known(device.name)
-                self._due.add(device.name)
+        self._forget([request for request, since in self._expected.items() if now - since > _EXPECTED])
+        self._make_due()
 
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
         """Return whether a waiting sequence is of the background, and the next step has no time for its prompt."""
         if not is_background(sequence):
             return False
         self._until = now + _AFTER
+        if self._expected:
+            return True
         for name in devices:
             known, here = self._known(name), self._state.devices[name].passing.here
             cost = self._prompt(known, sequence)
@@ -117,6 +137,21 @@ class BackgroundRows:
                 known.held = cost if known.held is None else min(known.held, cost)
                 return True
         return False
+
+    def _make_due(self) -> None:
+        for device in self._state.devices:
+            if device.passing.here:
+                self._known(device.name)
+                self._due.add(device.name)
+
+    def _forget(self, requests: Sequence[str]) -> None:
+        """Expect some requests no longer; where it is none any more, let the background go on."""
+        for request in requests:
+            del self._expected[request]
+            self._came.pop(request, None)
+        if requests and not self._expected:
+            self._state.changed = True
+            self._make_due()
 
     def _learn(self, costs: StepCosts, done: RowsDone, elapsed: int) -> None:
         rows, stride, most = len(done.seqs), self._state.config.stride, max(done.counts)

@@ -91,6 +91,8 @@ class OrderParts:
 
         One without an objective, or that has tokens already, is never refused.
         """
+        if self._background is not None:
+            self._background.record_arrival(sequence.request.request, now)
         if self._order is None:
             return
         made, request, state = self._order.forecasts.promise(sequence, now), sequence.request, self._state
@@ -105,6 +107,11 @@ class OrderParts:
         state.users[sequence.chain.loaded_as] -= 1
         self._order.record_end(sequence, "error", now)
         self._seating.refuse(request, late_reason(late), now)
+
+    def expect(self, request: str, now: int) -> None:
+        """Record that sequences of a request are about to come."""
+        if self._background is not None:
+            self._background.expect(request, now)
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room."""
@@ -175,7 +182,7 @@ class OrderParts:
         Plans are asked for, and devices are told what to read ahead.
         """
         if self._background is not None:
-            self._background.review_all()
+            self._background.review_all(now)
         if self._order is None:
             return
         self._review_cells()

@@ -180,6 +180,7 @@ class DurableRuns:
         if form.settle is not None:
             settled = settled or await form.settle(self._service, self.store, raw, principal)
             raw = settled.raw
+        self._service.driver.expect(request)
         prepared = await prepare_served(self._service, form.body, raw, receipt)
         if (known := matching_run(self._runs.get(request), digest)) is not None:  # the same one has come meanwhile
             return known

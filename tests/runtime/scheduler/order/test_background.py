@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from runtime.config import ClusterConfig, OrderConfig
-from runtime.control.scheduler_io import PauseSequence
+from runtime.control.scheduler_io import ExpectRequest, PauseSequence
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.scheduler.order.background import BackgroundRows
 from runtime.types import BACKGROUND, SequenceRequest
@@ -139,6 +140,38 @@ def test_a_line_that_comes_behind_a_request_waits_for_the_next_look_at_what_is_s
     assert not both
 
 
+@pytest.mark.parametrize("kind", ["decode", "prompts", "chunks"])
+def test_no_step_of_lines_begins_while_a_request_is_prepared(kind: str) -> None:
+    """They go on once it has ended; one that was announced and does not come holds them for 50 ms, until a tick."""
+    made, steps = cluster(0.2), list[int]()
+
+    def seen(plan: Any) -> int:
+        if plan.rows:
+            steps.append(made.now // MS)
+        return step(plan)
+
+    def begun(since: int, until: int) -> int:
+        return sum(since <= at < until for at in steps)
+
+    made.costs = seen
+    ask_interactive(made, 5, 100 * MS, 0)
+    if kind == "decode":
+        ask_lines(made, 4, 200, 600 * MS)
+    elif kind == "prompts":
+        feed_lines(made, 2000, 1, 600 * MS, open_at_once=2)
+    else:
+        made.scheduler._state.config = replace(made.scheduler._state.config, prefill_chunk=8)
+        long = request("line0", [1] * 1000, max_tokens=4, ignore_eos=True, priority=BACKGROUND, arrival=600 * MS)
+        made.ask(long, at=600 * MS)
+    made.at(1000 * MS, lambda: made.tell(ExpectRequest("r-i5")))
+    ask_interactive(made, 1, 0, 1031 * MS, tokens=1, first=5)
+    made.at(1200 * MS, lambda: made.tell(ExpectRequest("refused")))
+    made.ticks(50 * MS, 1400 * MS)
+    made.run(until=1400 * MS)
+    assert begun(970, 1000) and begun(1000, 1005) <= 1 and not begun(1012, 1031) and begun(1031, 1033) == 1
+    assert begun(1033, 1050) and begun(1170, 1200) and not begun(1212, 1250) and begun(1300, 1330)
+
+
 @pytest.mark.parametrize("how", ["paused", "aborted"])
 def test_a_request_that_is_paused_or_gone_does_not_keep_lines_back(how: str) -> None:
     made = cluster(0.001)
@@ -162,7 +195,7 @@ def test_a_line_that_was_left_out_goes_on_where_it_was_moved_to() -> None:
     state, moved = made.scheduler._state, made.scheduler._state.running["line0"]
     moved.stay_behind(True)
     rows = BackgroundRows(state, 0.1)
-    rows.review_all()
+    rows.review_all(made.now)
     rows.review(made.now)
     assert not moved.waits.behind
 

@@ -37,7 +37,9 @@ class FailingBroker:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> DurableRuns:
     monkeypatch.setattr("runtime.server.durable.runs.RETRY_SECONDS", 0.01)
-    service = SimpleNamespace(config=SimpleNamespace(max_queued=4), driver=SimpleNamespace(alive=True))
+    service = SimpleNamespace(
+        config=SimpleNamespace(max_queued=4), driver=SimpleNamespace(alive=True, expect=lambda _: None)
+    )
     return DurableRuns(cast(Any, service), cast(Any, None))
 
 
