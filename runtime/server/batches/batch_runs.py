@@ -53,7 +53,10 @@ class _LiveBatch:
 
 
 class BatchRuns:
-    """Run batches. Belongs to one event loop."""
+    """Run batches. Belongs to one event loop.
+
+    `busy`: returns whether interactive requests are in the server, on any thread.
+    """
 
     def __init__(
         self,
@@ -61,9 +64,11 @@ class BatchRuns:
         database: QueueDatabase,
         journal: Journal,
         feeder: LineFeeder,
+        busy: Callable[[], bool],
         broker: Intake | None = None,
     ) -> None:
         self._broker = broker
+        self._busy = busy
         self._service = service
         self._database = database
         self._journal = journal
@@ -146,7 +151,9 @@ class BatchRuns:
             async with self._checking:
                 try:
                     put = None if self._broker is None else self._put_from_thread(self._broker)
-                    await run_in_threadpool(take_in, self._service, self._database, batch, self._stopping, put)
+                    await run_in_threadpool(
+                        take_in, self._service, self._database, batch, self._stopping, put, self._busy
+                    )
                 except (StoreError, StoppedEarly):
                     raise
                 except Exception:
@@ -162,7 +169,7 @@ class BatchRuns:
                 await self._feeder.cancel_begun(batch.id)
             async with self._writing:
                 keep, most = self._service.config.batches.keep_seconds, self._service.config.max_body_bytes
-                await run_in_threadpool(write_results, self._database, batch, most, keep, self._stopping)
+                await run_in_threadpool(write_results, self._database, batch, most, keep, self._stopping, self._busy)
 
     async def _feed(self, batch: StoredBatch, live: _LiveBatch) -> Status | None:
         """Run the lines of a batch; return the status that it comes to, None if the store says what is next."""

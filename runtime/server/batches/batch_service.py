@@ -84,7 +84,7 @@ class BatchService:
 
     Args:
         seats: Sequences that the scheduler runs at once.
-        busy: Returns whether interactive requests are in the server.
+        busy: Returns whether interactive requests are in the server, on any thread.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class BatchService:
         url = service.config.broker
         self._broker = None if url is None else RabbitIntake(url, LINES, journal, 2 * seats)
         self.feeder = LineFeeder(database, journal, runs, seats, busy, self._broker)
-        self.runs = BatchRuns(service, database, journal, self.feeder, self._broker)
+        self.runs = BatchRuns(service, database, journal, self.feeder, busy, self._broker)
         self._feeding: asyncio.Task[None] | None = None
         self._limits = limits
         self._tidying: asyncio.Task[None] | None = None

@@ -1,7 +1,7 @@
 """Check a batch's input file and make its lines requests of the queue: all of them, or none.
 
-Blocks: runs on a worker thread. It lets the event loop run between lines, and writes in short transactions, so that
-other requests go on beside it.
+Blocks: runs on a worker thread. It lets the event loop run between lines, waits a little for interactive requests, and
+writes in short transactions, so that other requests go on beside it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from runtime.types import BACKGROUND
 #: Added to the priority of lines, which is of 32 bits: every request of an interactive client goes first.
 BEHIND = 2 * BACKGROUND
 #: Lines between two moments at which other threads may run, and lines of a transaction.
-_PAUSE_LINES = 32
-_LOT = 500
+_PAUSE_LINES = 16
+_LOT = 50
+#: Seconds for which one pause waits for interactive requests at most, and between two looks: work on lines takes the
+#: interpreter from them, and goes on for seconds.
+_PATIENCE, _LOOK = 0.025, 0.001
 _SEEDS = 1 << 63
 _CHECKED: tuple[Status, ...] = ("validating",)
 
@@ -39,7 +42,9 @@ class StoppedEarly(Exception):
     """The server is shutting down; the next one begins again."""
 
 
-def check_file(service: Service, database: QueueDatabase, batch: StoredBatch, stopping: threading.Event) -> LineCheck:
+def check_file(
+    service: Service, database: QueueDatabase, batch: StoredBatch, stopping: threading.Event, busy: Callable[[], bool]
+) -> LineCheck:
     """Return the checked lines of a batch's input file. Raises StoppedEarly."""
 
     def served(body: ServedBody) -> None:
@@ -50,15 +55,18 @@ def check_file(service: Service, database: QueueDatabase, batch: StoredBatch, st
     for count, line in enumerate(split_lines(chunks(database, batch.input_file), service.config.max_body_bytes), 1):
         check.add(*line)
         if count % _PAUSE_LINES == 0:
-            pause(stopping)
+            pause(stopping, busy)
         if check.full:
             break
     return check
 
 
-def pause(stopping: threading.Event, seconds: float = 0.0) -> None:
-    """Let other threads run. Raises StoppedEarly."""
+def pause(stopping: threading.Event, busy: Callable[[], bool], seconds: float = 0.0) -> None:
+    """Let other threads run, for so long and, a little, while the server is `busy`. Raises StoppedEarly."""
     time.sleep(seconds)
+    end = time.monotonic() + _PATIENCE
+    while busy() and time.monotonic() < end:
+        time.sleep(_LOOK)
     if stopping.is_set():
         raise StoppedEarly
 
@@ -69,13 +77,19 @@ def take_in(
     batch: StoredBatch,
     stopping: threading.Event,
     put: Callable[[list[DurableRequest]], None] | None = None,
+    busy: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Check a batch that is being validated, and queue its lines; it is `in_progress` then, or `failed`.
 
-    `put` gives lines to a broker; None: they are written to the tables. May be repeated after a restart. Returns
-    whether it is in progress: not if it was cancelled meanwhile. Raises StoppedEarly.
+    May be repeated after a restart. Returns whether it is in progress: not if it was cancelled meanwhile.
+
+    Args:
+        put: Gives lines to a broker; None: they are written to the tables.
+        busy: Returns whether interactive requests are in the server.
+
+    Raises StoppedEarly.
     """
-    check = check_file(service, database, batch, stopping)
+    check = check_file(service, database, batch, stopping, busy)
     errors = check.result()
     if errors:
         return refuse(database, batch, errors)
@@ -86,7 +100,7 @@ def take_in(
             continue
         with database.writing(synced=False) as connection:
             batches.add_lines(connection, lot)
-        pause(stopping, 0.001)  # the journal may write between two lots
+        pause(stopping, busy, 0.001)  # the journal may write between two lots
     with database.writing() as connection:
         return batches.change(connection, batch.id, _CHECKED, time.time_ns(), status="in_progress", total=len(check))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from runtime.queueing import batches, files
@@ -68,11 +68,17 @@ class _ResultFile:
 
 
 def write_results(
-    database: QueueDatabase, batch: StoredBatch, line_bytes: int, keep_seconds: int, stopping: threading.Event
+    database: QueueDatabase,
+    batch: StoredBatch,
+    line_bytes: int,
+    keep_seconds: int,
+    stopping: threading.Event,
+    busy: Callable[[], bool] = lambda: False,
 ) -> None:
     """Write the files of a batch that is `finalizing` or `cancelling`, and end it as it `becomes`.
 
-    Lines without an answer are in the error file, as expired or cancelled. Raises StoppedEarly.
+    Lines without an answer are in the error file, as expired or cancelled. `busy`: see `intake.take_in`. Raises
+    StoppedEarly.
     """
     written = {kind: _ResultFile(database, batch, kind, keep_seconds) for kind in ("output", "error")}
     missing = CANCELLED if batch.becomes == "cancelled" else EXPIRED
@@ -90,7 +96,7 @@ def write_results(
             line = answered_line(batch.id, number, custom_id, found.request, found.status, found.document)
             written["output" if good else "error"].add(line)
             if number % _PAGE == 0:
-                pause(stopping)
+                pause(stopping, busy)
     named = {f"{kind}_file": each.flush() for kind, each in written.items()}
     now = time.time_ns()
     with database.writing() as connection:

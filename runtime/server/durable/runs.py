@@ -140,8 +140,8 @@ class DurableRuns:
 
     @property
     def interactive(self) -> bool:
-        """Whether requests wait or run here that are no lines of batches."""
-        return any(run.task is not None and not run.elsewhere for run in self._runs.values())
+        """Whether requests wait or run here that are no lines of batches. From any thread."""
+        return any(run.task is not None and not run.elsewhere for run in tuple(self._runs.values()))
 
     def find(self, request: str) -> DurableRun | None:
         """Return a request that waits or runs here."""

@@ -25,11 +25,13 @@ from zoo.errors import InUse, NotFound, NotServable, Unavailable
 
 
 def alone(
-    make: Callable[[], IntegerEngine] = lambda: IntegerEngine(MODELS, 400), log: Callable[[bytes], object] | None = None
+    make: Callable[[], IntegerEngine] = lambda: IntegerEngine(MODELS, 400),
+    log: Callable[[bytes], object] | None = None,
+    **config: Any,
 ) -> ClusterDriver:
     chains = [model.chain(*CUTS) for model in MODELS]
     only = InlineAgent(make, settings=AgentSettings(report_seconds=0.05))
-    return ClusterDriver(chains, blocks(), [only.device], only, ClusterConfig(), log=log)
+    return ClusterDriver(chains, blocks(), [only.device], only, ClusterConfig(**config), log=log)
 
 
 def test_tokens_are_the_models_own_and_pages_come_back() -> None:
@@ -171,6 +173,16 @@ def test_many_that_come_at_once_are_told_in_lots_that_a_log_takes() -> None:
     events = [json.loads(line) for line in lines[1:] if b"AddRequests" in line[:60]]
     lots = [[len(one["prompt"]) for one in event["requests"]] for _, _, event, _ in events]
     assert sum(map(len, lots)) == 5000 and max(map(sum, lots)) <= 1 << 20
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_a_request_is_announced_where_lines_of_batches_have_a_share_of_their_own(share: float) -> None:
+    lines: list[bytes] = []
+    with alone(log=lines.append, background_share=share) as driver:
+        driver.expect("r-one")
+        answered(driver, [request("one", range(1, 9))])
+    events = [json.loads(line)[2] for line in lines[1:] if b"ExpectRequest" in line]
+    assert events == ([{"request": "r-one"}] if share else [])
 
 
 def test_a_model_that_is_unloaded_waits_for_who_runs_on_it_and_takes_requests_again_where_that_takes_too_long() -> None:

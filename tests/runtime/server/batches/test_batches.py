@@ -11,11 +11,16 @@ import openai
 import pytest
 from sqlalchemy import Connection
 
+from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ServerConfig
+from runtime.frontend.assemble import Receipt
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.queueing import requests
 from runtime.queueing.records import DurableRequest
+from runtime.server import request_runner
+from runtime.server.context import Service
 from runtime.server.durable.runs import DurableRuns
+from runtime.server.request_runner import Prepared
 from tests.runtime.server.batches.asking import content_of, ended, line, lines_of, results, submit
 from tests.runtime.server.harness import Running, eventually, running
 from zoo.errors import StoreError
@@ -241,6 +246,27 @@ def test_interactive_requests_do_not_wait_behind_a_batch(slow: Running) -> None:
         assert counts is not None and counts.completed < 12, "it did not wait for the batch's end"
         client.batches.cancel(batch)
         ended(client, batch)
+
+
+def test_interactive_requests_are_announced_before_they_are_prepared(
+    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    prepare = request_runner.prepare
+
+    def prepared(service: Service, kind: Any, raw: bytes, receipt: Receipt) -> Prepared:
+        told.append(f"prepared {receipt.id}")
+        return prepare(service, kind, raw, receipt)
+
+    monkeypatch.setattr(ClusterDriver, "expect", lambda _, request: told.append(f"expected {request}"))
+    monkeypatch.setattr(request_runner, "prepare", prepared)
+    body: dict[str, Any] = line(0)["body"]
+    for headers in {}, {"Idempotency-Key": "announced"}:
+        answer = client.completions.create(**body, extra_headers=headers)
+        assert told == [f"expected {answer.id}", f"prepared {answer.id}"]
+        told.clear()
+    ended(client, submit(client, [line(0)]).id)
+    assert len(told) == 1 and told[0].startswith("prepared"), "lines are not announced"
 
 
 def test_a_defect_fails_its_line_and_a_lost_claim_nothing(

@@ -13,14 +13,15 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.queueing import batches, files, requests
-from runtime.queueing.batches import StoredBatch
+from runtime.queueing.batches import LineAnswer, StoredBatch
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.files import CHUNK, StoredFile
 from runtime.queueing.records import StoredAnswer
 from runtime.server.batches import intake, results
 from runtime.server.batches.intake import StoppedEarly, take_in
+from runtime.server.batches.lines import LineCheck
 from runtime.server.batches.results import write_results
-from tests.runtime.server.batches.asking import content_of, line
+from tests.runtime.server.batches.asking import LIMIT, content_of, line
 
 COUNT = 1300
 NOW = 1_700_000_000_000_000_000
@@ -68,7 +69,7 @@ def content(queue: QueueDatabase, file: str | None) -> list[dict[str, Any]]:
     return [] if file is None else [json.loads(each) for each in b"".join(files.chunks(queue, file)).splitlines()]
 
 
-@pytest.mark.parametrize("looks", [0, 5, COUNT // 32 + 1])
+@pytest.mark.parametrize("looks", [0, 5, COUNT // intake._PAUSE_LINES + 1])
 def test_a_file_that_was_taken_in_in_part_is_taken_in_whole(queue: QueueDatabase, looks: int) -> None:
     with pytest.raises(StoppedEarly):
         take_in(SERVICE, queue, stored(queue), StoppedAfter(looks))
@@ -85,6 +86,38 @@ def test_a_file_that_was_taken_in_in_part_is_taken_in_whole(queue: QueueDatabase
         bodies = [files.read(connection, each.file, each.offset, each.length) for each in (first, last)]
         assert [json.loads(body) for body in bodies] == [line(0)["body"], line(COUNT - 1)["body"]]
         assert len({each.seed for each in claimed}) == len({each.id for each in claimed}) == COUNT
+
+
+def test_work_on_lines_waits_a_little_for_interactive_requests(
+    queue: QueueDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "_PATIENCE", LIMIT)
+    seen: list[str] = []
+    here = iter([True] * 5)
+    add = LineCheck.add
+
+    def checked(self: LineCheck, number: int, offset: int, text: bytes) -> None:
+        seen.append("line")
+        add(self, number, offset, text)
+
+    def busy() -> bool:
+        seen.append("busy")
+        return next(here, False)
+
+    monkeypatch.setattr(LineCheck, "add", checked)
+    assert take_in(SERVICE, queue, stored(queue), threading.Event(), busy=busy)
+    some = ["line"] * intake._PAUSE_LINES
+    assert seen[: 2 * len(some) + 6] == [*some, *["busy"] * 6, *some]
+    assert seen[-COUNT // intake._LOT :] == ["busy"] * (COUNT // intake._LOT), "between two lots"
+
+    monkeypatch.setattr(intake, "_PATIENCE", 0.001)
+    with queue.writing() as connection:
+        batches.change(connection, "batch_1", ("in_progress",), NOW, status="finalizing", becomes="expired")
+    seen.clear()
+    answers = (LineAnswer(number, f"l{number}", "done", 200, b"{}") for number in range(1, COUNT + 1))
+    monkeypatch.setattr(results._Answers, "at", lambda _, number: next(answers))
+    write_results(queue, stored(queue), 1 << 20, 60, threading.Event(), lambda: not seen.append("busy"))
+    assert stored(queue).completed == COUNT and len(seen) >= COUNT // results._PAGE, "not for ever"
 
 
 @pytest.mark.parametrize("looks", [0, 7])
