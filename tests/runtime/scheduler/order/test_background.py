@@ -144,10 +144,12 @@ def test_a_line_that_comes_behind_a_request_waits_for_the_next_look_at_what_is_s
 def test_no_step_of_lines_begins_while_a_request_is_prepared(kind: str) -> None:
     """They go on once it has ended; one that was announced and does not come holds them for 50 ms, until a tick."""
     made, steps = cluster(0.2), list[int]()
+    rows: dict[int, set[str]] = {}
 
     def seen(plan: Any) -> int:
         if plan.rows:
             steps.append(made.now // MS)
+            rows[made.now // MS] = {row.seq[:2] for row in plan.rows}
         return step(plan)
 
     def begun(since: int, until: int) -> int:
@@ -169,6 +171,7 @@ def test_no_step_of_lines_begins_while_a_request_is_prepared(kind: str) -> None:
     made.ticks(50 * MS, 1400 * MS)
     made.run(until=1400 * MS)
     assert begun(970, 1000) and begun(1000, 1005) <= 1 and not begun(1012, 1031) and begun(1031, 1033) == 1
+    assert rows[1031] == {"i5"}, "lines do not go on in the moment before it is on the device"
     assert begun(1033, 1050) and begun(1170, 1200) and not begun(1212, 1250) and begun(1300, 1330)
 
 
