@@ -231,9 +231,8 @@ class Scheduler:
                 self._roles.change(event, now)
             case PoolAnswer() if self.lending.talks is not None:
                 self.lending.talks.offered(event, now)
-            case ExpectRequest():
-                if self._order is not None:
-                    self._order.expect(event.request, now)
+            case ExpectRequest() if self._order is not None:
+                self._order.expect_request(event.request, now)
             case LengthPredicted():
                 self._seating.record_forecast(event.seq, event.forecast, now)
             case LengthsProbed():

@@ -24,8 +24,8 @@ class EventStream(Protocol):
 class Driver(Protocol):
     """Runs sequences.
 
-    `alive`, `death`, `device`, `health`, `expect`, `open_stream` and `abort` do not block and are called on the event
-    loop. The other methods may block: call them on worker threads.
+    `alive`, `death`, `device`, `health`, `expect_request`, `open_stream` and `abort` do not block and are called on the
+    event loop. The other methods may block: call them on worker threads.
     """
 
     @property
@@ -45,7 +45,7 @@ class Driver(Protocol):
         """Queue sequences and return the stream of their events. Raises zoo.errors.Unavailable."""
         ...
 
-    def expect(self, request: str) -> None:
+    def expect_request(self, request: str) -> None:
         """Announce the id of a request that is being prepared."""
         ...
 

@@ -121,10 +121,10 @@ class ClusterDriver(BaseDriver):
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def expect(self, request: str) -> None:
+    def expect_request(self, request: str) -> None:
         """Announce a request of a client that is being prepared, so that no line of a batch delays it (QL-02)."""
         if self._shares:
-            self._scheduler_loop.expect(request)
+            self._scheduler_loop.expect_request(request)
 
     def abort(self, seqs: Iterable[str]) -> None:
         """End sequences; those that have ended already are ignored."""

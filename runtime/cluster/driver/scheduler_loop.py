@@ -139,7 +139,7 @@ class SchedulerLoop:
         """Queue requests with the forecasts of their answers."""
         self.run_soon(lambda now: self._add_predicted(event, now))
 
-    def expect(self, request: str) -> None:
+    def expect_request(self, request: str) -> None:
         """Announce a request that is being prepared."""
         self.run_soon(lambda now: self._handle_events([ExpectRequest(request)], now))
 

@@ -2,7 +2,7 @@
 
     RowsDone -> `record_step`: learn step times -> `review`: which background rows are in the next step
     admission -> `holds_back`: a background prompt begins where the next step has time for it
-    ExpectRequest -> `expect`: no step of the background alone begins until that request has come
+    ExpectRequest -> `expect_request`: no step of the background alone begins until that request has come
 
 Background are the sequences with a priority of `types.BACKGROUND` and more. One that is left out of steps keeps its
 place and its pages. While there are none, only some steps are looked at.
@@ -69,7 +69,7 @@ class BackgroundRows:
         if sampled:
             self._due.add(done.device)
 
-    def expect(self, request: str, now: int) -> None:
+    def expect_request(self, request: str, now: int) -> None:
         """Record that an interactive request is being prepared."""
         if now <= self._until:
             self._expected[request] = now

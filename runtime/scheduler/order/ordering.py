@@ -108,10 +108,10 @@ class OrderParts:
         self._order.record_end(sequence, "error", now)
         self._seating.refuse(request, late_reason(late), now)
 
-    def expect(self, request: str, now: int) -> None:
+    def expect_request(self, request: str, now: int) -> None:
         """Record that sequences of a request are about to come."""
         if self._background is not None:
-            self._background.expect(request, now)
+            self._background.expect_request(request, now)
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room."""

@@ -174,13 +174,12 @@ class DurableRuns:
         if (known := await self._known(request, principal, key, digest)) is not None:
             return known
         self._service.admit(principal)
-        created = time.time_ns()
-        seed, now = secrets.randbelow(2**62), time.monotonic_ns()
+        created, seed, now = time.time_ns(), secrets.randbelow(2**62), time.monotonic_ns()
         receipt = Receipt(request, created // 10**9, now, seed, principal=principal)
         if form.settle is not None:
             settled = settled or await form.settle(self._service, self.store, raw, principal)
             raw = settled.raw
-        self._service.driver.expect(request)
+        self._service.driver.expect_request(request)
         prepared = await prepare_served(self._service, form.body, raw, receipt)
         if (known := matching_run(self._runs.get(request), digest)) is not None:  # the same one has come meanwhile
             return known

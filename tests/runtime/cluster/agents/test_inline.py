@@ -179,7 +179,7 @@ def test_many_that_come_at_once_are_told_in_lots_that_a_log_takes() -> None:
 def test_a_request_is_announced_where_lines_of_batches_have_a_share_of_their_own(share: float) -> None:
     lines: list[bytes] = []
     with alone(log=lines.append, background_share=share) as driver:
-        driver.expect("r-one")
+        driver.expect_request("r-one")
         answered(driver, [request("one", range(1, 9))])
     events = [json.loads(line)[2] for line in lines[1:] if b"ExpectRequest" in line]
     assert events == ([{"request": "r-one"}] if share else [])

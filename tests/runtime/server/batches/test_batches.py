@@ -258,7 +258,7 @@ def test_interactive_requests_are_announced_before_they_are_prepared(
         told.append(f"prepared {receipt.id}")
         return prepare(service, kind, raw, receipt)
 
-    monkeypatch.setattr(ClusterDriver, "expect", lambda _, request: told.append(f"expected {request}"))
+    monkeypatch.setattr(ClusterDriver, "expect_request", lambda _, request: told.append(f"expected {request}"))
     monkeypatch.setattr(request_runner, "prepare", prepared)
     body: dict[str, Any] = line(0)["body"]
     for headers in {}, {"Idempotency-Key": "announced"}:

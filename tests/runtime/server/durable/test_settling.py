@@ -38,7 +38,7 @@ class FailingBroker:
 def runs(monkeypatch: pytest.MonkeyPatch) -> DurableRuns:
     monkeypatch.setattr("runtime.server.durable.runs.RETRY_SECONDS", 0.01)
     service = SimpleNamespace(
-        config=SimpleNamespace(max_queued=4), driver=SimpleNamespace(alive=True, expect=lambda _: None)
+        config=SimpleNamespace(max_queued=4), driver=SimpleNamespace(alive=True, expect_request=lambda _: None)
     )
     return DurableRuns(cast(Any, service), cast(Any, None))
 
