@@ -82,7 +82,7 @@ class BackgroundRows:
     def review(self, now: int) -> None:
         """Choose the background rows of the next step on the devices that are due."""
         if self._came:
-            self._forget([request for request, at in self._came.items() if at < now])
+            self._drop_expected([request for request, at in self._came.items() if at < now])
         due, self._due = self._due, set()
         for name in sorted(due):
             known, here = self._devices[name], self._state.devices[name].passing.here
@@ -115,7 +115,7 @@ class BackgroundRows:
 
         No rows return where an interactive one is paused, or where a background one that was left out was moved to.
         """
-        self._forget([request for request, since in self._expected.items() if now - since > _EXPECTED])
+        self._drop_expected([request for request, since in self._expected.items() if now - since > _EXPECTED])
         self._make_due()
 
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
@@ -144,7 +144,7 @@ class BackgroundRows:
                 self._known(device.name)
                 self._due.add(device.name)
 
-    def _forget(self, requests: Sequence[str]) -> None:
+    def _drop_expected(self, requests: Sequence[str]) -> None:
         """Expect some requests no longer; where it is none any more, let the background go on."""
         for request in requests:
             del self._expected[request]
