@@ -174,11 +174,9 @@ class IntegerEngine:
     def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None:
         self._loans.link = link
 
-    def hold_loan(
-        self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int = 0
-    ) -> None:
+    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first: int = 0) -> None:
         require(tokens * 2 * WORD == len(groups) * self._page_bytes, f"loan {loan}: {len(groups)} groups, {tokens}")
-        self._loans.hold_loan(loan, groups, tokens, debtor, first_layer)
+        self._loans.hold_loan(loan, groups, tokens, debtor, first)
 
     def drop_loan(self, loan: int) -> None:
         self._loans.drop_loan(loan)

@@ -123,10 +123,10 @@ class BackgroundRows:
         if not is_background(sequence):
             return False
         self._until = now + _AFTER
-        if self._expected:
-            return True
         for name in devices:
             known, here = self._known(name), self._state.devices[name].passing.here
+            if self._expected and all(map(is_background, here.values())):
+                return True
             cost = self._prompt(known, sequence)
             if not here:  # nothing runs, so that no step was reviewed: one always begins
                 share = known.share.next_step(0, 0, None, known.costs.step, now)

@@ -51,11 +51,8 @@ class Creditor:
         pool, at = PagePool(2 * half * count, half), torch.arange(count * PAGE)
         k, v = (torch.randn(len(at), KV_HEADS, WIDTH, generator=made).to(kind) for _ in range(2))
         pool.view(Geometry(KV_HEADS, WIDTH, kind), PAGE).write(at // PAGE, at % PAGE, k, v)
-        self.lent, self.kernels, self.calls = (
-            LentPages(native_attention(kernels), pool, torch.device("cpu")),
-            kernels,
-            0,
-        )
+        self.lent, self.kernels = LentPages(native_attention(kernels), pool, torch.device("cpu")), kernels
+        self.calls = 0
         self.pages = torch.arange(count).view(2, SETS, LAYERS).tolist()
         for loan, debtor in ((1, "d0"), (2, "d0"), (3, "d2"), (4, "d2")):
             self.lent.hold_loan(loan, self.pages[(loan - 1) % 2], SETS * PAGE, debtor)

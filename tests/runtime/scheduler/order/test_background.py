@@ -175,6 +175,18 @@ def test_no_step_of_lines_begins_while_a_request_is_prepared(kind: str) -> None:
     assert begun(1033, 1050) and begun(1170, 1200) and not begun(1212, 1250) and begun(1300, 1330)
 
 
+def test_lines_begin_beside_answers_however_often_requests_are_announced() -> None:
+    """A line's prompt is paid from the share beside an interactive answer: announcements do not hold it."""
+    made = cluster(0.5)
+    ask_interactive(made, 2, 20 * MS, 0, tokens=900)
+    for number in range(400):
+        made.at((100 + 10 * number) * MS, lambda number=number: made.tell(ExpectRequest(f"r-{number}")))
+    ask_lines(made, 4, 4, 500 * MS)
+    made.ticks(50 * MS, 4000 * MS)
+    made.run(until=4000 * MS)
+    assert all(made.told[f"line{number}"].last.finish for number in range(4))
+
+
 @pytest.mark.parametrize("how", ["paused", "aborted"])
 def test_a_request_that_is_paused_or_gone_does_not_keep_lines_back(how: str) -> None:
     made = cluster(0.001)
