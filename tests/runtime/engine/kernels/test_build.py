@@ -13,8 +13,8 @@ import pytest
 
 from runtime.config import EngineConfig
 from runtime.engine.kernels import build
-from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import NoKernels, compiled, library
+from runtime.engine.kernels.logits import LogitKernels
 from runtime.engine.models.registry import kernels_for
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import DenseDevice, PagedDevice, drive
@@ -90,8 +90,10 @@ def test_stock_and_native_give_the_same_tokens(bench) -> None:
 
 def test_greedy_tokens_are_found_by_the_kernels(bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    largest = Kernels.argmax
-    monkeypatch.setattr(Kernels, "argmax", lambda self, x: seen.append(x.shape[0]) or largest(self, x))
+    largest = LogitKernels.chosen
+    monkeypatch.setattr(
+        LogitKernels, "chosen", lambda self, x, *rest: seen.append(x.shape[0]) or largest(self, x, *rest)
+    )
     name = bench.family("llama", "native-greedy", seed=8)
     for executor, kernels in ((PagedDevice, "native"), (DenseDevice, "native"), (PagedDevice, "stock")):
         made = executor(
