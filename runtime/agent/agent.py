@@ -284,7 +284,7 @@ class Agent:
         Raises ValueError, and changes nothing, if the result does not answer the plan.
         """
         out = self._results.finish(result, now, lane)
-        if self._by_layer:
+        if self._by_layer.waiting:
             out = [*out, *self._by_layer.settle()]
         return [*out, *self._go_late(), *self._bids(), *self._parted()]
 
@@ -301,7 +301,7 @@ class Agent:
             intact: Whether K and V on another device could not be reached, and nothing else happened: the engine keeps
                 the tables, and the same rows may run again.
         """
-        names = {each.name for each in self._steps.oldest_step(lane)[1]} if self._by_layer else set()
+        names = {each.name for each in self._steps.oldest_step(lane)[1]} if self._by_layer.waiting else set()
         out = self._results.fail(reason, now, lane, retry, intact)
         return [*out, *self._go_late(), *self._by_layer.fail(names), *self._bids(), *self._parted()]
 
@@ -318,7 +318,7 @@ class Agent:
 
         `passed`: by row, how many attention layers of its stage it has passed.
         """
-        return self._by_layer.send_layers(self._steps.running(), passed) if self._by_layer else []
+        return self._by_layer.send_layers(self._steps.running(), passed) if self._by_layer.waiting else []
 
     def starved(self, now: int) -> list[AgentCommand]:
         """Report rows as lost that have waited for pages longer than the page timeout. Call it from time to time."""

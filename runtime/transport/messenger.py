@@ -350,7 +350,7 @@ class Messenger:
     def _turn_away(self, name: str, incarnation: int, who: bytes) -> None:
         """Send a reason over the connection that a message came from; what is registered stays as it is."""
         if self._inbox is not None:
-            reason = Rejected(f"nobody waits for {name} in its life {incarnation}")
+            reason = Rejected(f"{name} is not expected in its life {incarnation}")
             with suppress(zmq.ZMQError, Choked):
                 self._denial_outbox(name, who, self._inbox).send(reason)
 

@@ -44,26 +44,26 @@ class PagesByLayer:
     Args:
         sequences: Those that are open here.
         page_bytes: Bytes of a page; 0: unknown.
+
+    Attributes:
+        waiting: The requests, in the order in which they came.
     """
 
     def __init__(
         self, device: str, tables: SequencePageTables, sequences: Mapping[str, AgentSequence], page_bytes: int
     ) -> None:
         self._device, self._tables, self._sequences, self._page_bytes = device, tables, sequences, page_bytes
-        self._open: list[_OpenRequest] = []
-
-    def __len__(self) -> int:
-        return len(self._open)
+        self.waiting: list[_OpenRequest] = []
 
     def add(self, want: PageRequest, now: int) -> list[AgentCommand]:
         """Answer a request, or let it wait. A later request for the same pages takes the place of an earlier one."""
         sequence, same = self._sequences.get(want.seq), (want.move, want.lo, want.hi)
-        self._open = [each for each in self._open if (each.want.move, each.want.lo, each.want.hi) != same]
+        self.waiting = [each for each in self.waiting if (each.want.move, each.want.lo, each.want.hi) != same]
         if sequence is not None and sequence.epoch > want.epoch:
             return [refused(want, f"{want.seq} goes another way by now")]
-        if len(self._open) >= _MOST_OPEN:
+        if len(self.waiting) >= _MOST_OPEN:
             return [refused(want, "too many requests wait for pages that are not written")]
-        self._open.append(_OpenRequest(want, now))
+        self.waiting.append(_OpenRequest(want, now))
         return self.settle()
 
     def send_layers(self, rows: Iterable[QueuedRow], passed: Mapping[str, int]) -> list[AgentCommand]:
@@ -77,7 +77,7 @@ class PagesByLayer:
         """
         ends = {each.name: self._tables.book.tokens_of(each.name) + each.tokens for each in rows if not each.shadow}
         out: list[AgentCommand] = []
-        for each in tuple(self._open):
+        for each in tuple(self.waiting):
             found = self._place(each.want)
             if found is not None and each.want.hi <= ends.get(found[0], 0):
                 key, layers = found
@@ -87,7 +87,7 @@ class PagesByLayer:
     def settle(self) -> list[AgentCommand]:
         """Return commands for all pages that are written by now, behind a step for example."""
         out: list[AgentCommand] = []
-        for each in tuple(self._open):
+        for each in tuple(self.waiting):
             found = self._place(each.want)
             if found is not None and each.want.hi <= self._tables.book.tokens_of(found[0]):
                 key, layers = found
@@ -99,22 +99,22 @@ class PagesByLayer:
 
         `names`: page tables of the step's rows.
         """
-        found = [(each, self._place(each.want)) for each in self._open if each.sent]
+        found = [(each, self._place(each.want)) for each in self.waiting if each.sent]
         return self._refuse([each for each, place in found if place and place[0] in names], "the step failed")
 
     def expire(self, now: int) -> list[AgentCommand]:
         """Refuse requests that have waited too long for a sequence that is not here."""
-        late = [each for each in self._open if each.since < now - _PATIENCE_NS and self._place(each.want) is None]
+        late = [each for each in self.waiting if each.since < now - _PATIENCE_NS and self._place(each.want) is None]
         return self._refuse(late, "the sequence is not here")
 
     def close(self, seq: str, epoch: int) -> None:
         """Drop the requests of a sequence up to this epoch."""
-        if self._open:
-            self._open = [each for each in self._open if each.want.seq != seq or each.want.epoch > epoch]
+        if self.waiting:
+            self.waiting = [each for each in self.waiting if each.want.seq != seq or each.want.epoch > epoch]
 
     def remove_device(self, device: str) -> None:
         """Drop the requests of a device that is gone."""
-        self._open = [each for each in self._open if each.want.by != device]
+        self.waiting = [each for each in self.waiting if each.want.by != device]
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class PagesByLayer:
         want, out = request.want, list[AgentCommand]()
         width = self._tables.spec(key).page_tokens
         if want.lo % width or not 0 <= want.lo < want.hi:
-            self._open.remove(request)
+            self.waiting.remove(request)
             return [refused(want, f"tokens {want.lo} to {want.hi} of {want.seq} are no whole page sets")]
         nbytes = -(-(want.hi - want.lo) // width) * self._page_bytes
         most = max(1, _MOST_BYTES // nbytes) if nbytes else upto
@@ -142,12 +142,12 @@ class PagesByLayer:
             data = PageData(want.move, want.seq, want.epoch, want.lo, want.hi, "", layers=sent)
             out.append(ReadPages(pages, want.by, data))
         if request.sent == layers.stop - layers.start:
-            self._open.remove(request)
+            self.waiting.remove(request)
         return out
 
     def _refuse(self, requests: Iterable[_OpenRequest], why: str) -> list[AgentCommand]:
         out: list[AgentCommand] = []
         for each in requests:
-            self._open.remove(each)
+            self.waiting.remove(each)
             out.append(refused(each.want, why))
         return out

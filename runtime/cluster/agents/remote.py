@@ -166,7 +166,7 @@ class RemoteAgents:
         if why is not None:
             return self._refuse(device, incarnation, why, final=True)
         if not self.lifecycles.ready(device, incarnation, self._clock()):
-            return self._refuse(device, incarnation, "nobody waits for an agent of that name")
+            return self._refuse(device, incarnation, "no agent of that name is expected")
         self._page_bytes = ready.page_bytes
         self._addresses[device] = incarnation, ready.address
         self._rails[device] = ready.tensor_transport

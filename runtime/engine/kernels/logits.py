@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_int64
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.kernels.signatures import MOST_BEST, PenaltiesData
+from runtime.engine.sampling.choice import Masks, SamplingColumns
 from runtime.kv.transfers import put
 
 
@@ -26,7 +25,7 @@ class LogitKernels:
     def __init__(self, found: ctypes.CDLL, threads: Callable[[], int]) -> None:
         self._found, self._threads = found, threads
 
-    def allow_(self, x: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+    def allow_(self, x: Tensor, masks: Masks) -> None:
         """Set to minus infinity what a row's mask does not allow, in contiguous x [rows, width].
 
         `masks`: as `engine.sampling.choice.TokenChoice.allow_`, contiguous.
@@ -56,13 +55,10 @@ class LogitKernels:
         self._found.zoo_scored(x.data_ptr(), rows, width, chosen.data_ptr(), count, *made, self._threads())
         return own, values, ids
 
-    def chosen(
-        self, x: Tensor, drawn: Sequence[int], columns: Sequence[Tensor], masks: Mapping[int, NDArray[np.uint32]]
-    ) -> Tensor:
+    def chosen(self, x: Tensor, by: SamplingColumns, masks: Masks) -> Tensor:
         """Return one token for each row of x [rows, width], as `engine.sampling.choice.TokenChoice.chosen`.
 
-        `drawn`, `columns`: the rows that are drawn, and of each of them temperature, top_k, top_p, min_p and number in
-        float32, int64, float32, float32, float64. `masks`: by row, contiguous. Raises MemoryError.
+        `masks`: contiguous. Raises MemoryError.
         """
         x = _contiguous(x)
         rows, width = x.shape
@@ -73,15 +69,16 @@ class LogitKernels:
             for row, mask in masks.items():
                 words[row], counts[row] = mask.ctypes.data, len(mask)
             tables = ctypes.addressof(words), ctypes.addressof(counts)
-        if len(drawn) < rows:
-            rest = put(sorted(set(range(rows)).difference(drawn)), x.device) if drawn else None
+        count = rows - len(by.rows)
+        if count:
+            rest = put(sorted(set(range(rows)).difference(by.rows)), x.device) if by.rows else None
             at = None if rest is None else rest.data_ptr()
-            self._found.zoo_argmax(x.data_ptr(), rows - len(drawn), width, at, *tables, out.data_ptr(), self._threads())
-        if drawn:
-            chosen = put(drawn, x.device)
-            pointers = (chosen.data_ptr(), *tables, *[each.data_ptr() for each in columns], out.data_ptr())
-            if self._found.zoo_sampled(x.data_ptr(), len(drawn), width, *pointers, self._threads()):
-                raise MemoryError(f"no memory to sample {len(drawn)} rows of {width} logits")
+            self._found.zoo_argmax(x.data_ptr(), count, width, at, *tables, out.data_ptr(), self._threads())
+        if by.rows:
+            drawn, columns = put(by.rows, x.device), by.tensors(x.device)
+            pointers = (drawn.data_ptr(), *tables, *[each.data_ptr() for each in columns], out.data_ptr())
+            if self._found.zoo_sampled(x.data_ptr(), len(by.rows), width, *pointers, self._threads()):
+                raise MemoryError(f"no memory to sample {len(by.rows)} rows of {width} logits")
         return out
 
 

@@ -22,7 +22,7 @@ from runtime.engine.kernels.bindings import Kernels, back_to_back
 from runtime.engine.kernels.linear_groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
 from runtime.engine.kernels.signatures import MOST_BEST, PenaltiesData
 from runtime.engine.layers.linear import SharedLinear
-from runtime.engine.sampling.choice import NO_COLUMNS, NO_MASKS, SamplingColumns, StockChoice, TokenChoice
+from runtime.engine.sampling.choice import NO_COLUMNS, NO_MASKS, Masks, SamplingColumns, StockChoice, TokenChoice
 from runtime.engine.sampling.penalties import RowPenalties
 from runtime.engine.step.context import ForwardContext
 from runtime.grammars.state import TokenMask
@@ -225,13 +225,7 @@ class NativeOperations(StockOperations):
             return super().scored(logits, chosen, count)
         return self.kernels.logits.scored(logits, chosen, count)
 
-    def chosen(
-        self,
-        logits: Tensor,
-        drawn: Sequence[int] = (),
-        by: SamplingColumns = NO_COLUMNS,
-        masks: Mapping[int, TokenMask] = NO_MASKS,
-    ) -> Tensor:
+    def chosen(self, logits: Tensor, by: SamplingColumns = NO_COLUMNS, masks: Masks = NO_MASKS) -> Tensor:
         if logits.dtype != torch.float32:
-            return super().chosen(logits, drawn, by, masks)
-        return self.kernels.logits.chosen(logits, drawn, by.tensors(logits.device), masks)
+            return super().chosen(logits, by, masks)
+        return self.kernels.logits.chosen(logits, by, masks)

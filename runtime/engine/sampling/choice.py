@@ -24,13 +24,16 @@ from runtime.kv.transfers import put, put_array
 #: Tokens that a row with top-k of at most so many ranks, whatever its own number: the sums of its cut must not depend
 #: on other rows.
 _RANKED = 1024
+#: The tokens that grammars allow, by row of logits.
+Masks = Mapping[int, TokenMask]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """What each row draws by.
+    """What rows of logits are drawn by.
 
     Fields:
+        rows: Which rows; the other fields are of these, in this order.
         temperature: Above 0.
         top_k: How many of the most likely tokens are left; 0 for all.
         top_p: Share of the mass that the most likely tokens reach, in (0, 1]; of what top-k leaves.
@@ -38,6 +41,7 @@ class SamplingColumns:
         numbers: In [0, 1).
     """
 
+    rows: Sequence[int]
     temperature: Sequence[float]
     top_k: Sequence[int]
     top_p: Sequence[float]
@@ -45,7 +49,7 @@ class SamplingColumns:
     numbers: Sequence[float]
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the columns [rows] in the order of the fields: float32, int64, float32, float32, float64."""
+        """Return what follows `rows` in its order, [rows]: float32, int64, float32, float32, float64."""
         return (
             put(self.temperature, device, torch.float32),
             put(self.top_k, device),
@@ -56,9 +60,9 @@ class SamplingColumns:
 
 
 #: For rows of which none is drawn.
-NO_COLUMNS = SamplingColumns((), (), (), (), ())
+NO_COLUMNS = SamplingColumns((), (), (), (), (), ())
 #: For rows without grammars.
-NO_MASKS: Mapping[int, TokenMask] = MappingProxyType({})
+NO_MASKS: Masks = MappingProxyType({})
 
 
 class TokenChoice(Protocol):
@@ -79,17 +83,11 @@ class TokenChoice(Protocol):
         """
         ...
 
-    def chosen(
-        self,
-        logits: Tensor,
-        drawn: Sequence[int] = (),
-        by: SamplingColumns = NO_COLUMNS,
-        masks: Mapping[int, TokenMask] = NO_MASKS,
-    ) -> Tensor:
+    def chosen(self, logits: Tensor, by: SamplingColumns = NO_COLUMNS, masks: Masks = NO_MASKS) -> Tensor:
         """Return a token for each row of logits [rows, vocabulary] in float32, which may be modified.
 
-        Of the `drawn` rows a draw by their columns, and some token where there is no finite maximum; of the rest the
-        first maximum, or with NaN the first NaN. A token that a row's mask does not allow counts as minus infinity.
+        Of rows that are drawn a draw by their columns, and some token where there is no finite maximum; of the rest
+        the first maximum, or with NaN the first NaN. A token that a row's mask does not allow counts as minus infinity.
         """
         ...
 
@@ -123,19 +121,13 @@ class StockChoice:
         best = torch.topk(logits, count, dim=-1)
         return logits.gather(1, chosen[:, None])[:, 0] - whole, best.values - whole[:, None], best.indices
 
-    def chosen(
-        self,
-        logits: Tensor,
-        drawn: Sequence[int] = (),
-        by: SamplingColumns = NO_COLUMNS,
-        masks: Mapping[int, TokenMask] = NO_MASKS,
-    ) -> Tensor:
+    def chosen(self, logits: Tensor, by: SamplingColumns = NO_COLUMNS, masks: Masks = NO_MASKS) -> Tensor:
         self.allow_(logits, masks)
-        if len(drawn) == logits.shape[0]:
+        if len(by.rows) == logits.shape[0]:  # and in their order
             return _drawn(logits, by)
         tokens = torch.argmax(logits, dim=-1)
-        if drawn:
-            index = put(drawn, logits.device)
+        if by.rows:
+            index = put(by.rows, logits.device)
             tokens[index] = _drawn(logits[index], by)
         return tokens
 

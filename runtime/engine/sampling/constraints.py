@@ -3,8 +3,8 @@
     opened, or a step's tokens read --prepare--> thread: grammar follows the tokens, next mask
     next step's logits              --allowed--> the mask, usually ready since the model's layers took longer
 
-A repeated decode step starts the work only with its layers. Both threads want Python's lock before that, and a thread
-that takes and releases it for each mask has it back before the other one wakes: the step would wait for all masks.
+A repeated decode step starts the work only with its layers. Before that both threads need Python's lock, and a thread
+that releases and takes it for each mask gets it again before the other one wakes: the step would wait for all masks.
 
 llguidance releases Python's lock while it compiles and computes masks. A mask is a function of (grammar, output). The
 thread is told what changes of an output, not the whole of it, so that a token costs the same in long answers; what it

@@ -104,8 +104,8 @@ def draw(logits: Tensor, draws: Sequence[Draw], choice: TokenChoice = STOCK) -> 
         choice.allow_(raw, masks)  # log-probabilities are of the masked logits
         masks = NO_MASKS
     sampled = [row for row, draw in enumerate(draws) if not draw.params.greedy]
-    by = columns_of([draws[row].params for row in sampled], [draws[row].generated for row in sampled])
-    tokens = choice.chosen(_shape(raw, draws, choice), sampled, by, masks)
+    by = columns_of(sampled, [draws[row].params for row in sampled], [draws[row].generated for row in sampled])
+    tokens = choice.chosen(_shape(raw, draws, choice), by, masks)
     return Drawn(draws, tokens, Fetch(tokens), _scores(raw, tokens, draws, choice))
 
 
@@ -157,9 +157,10 @@ def _bias_(row: Tensor, draw: Draw) -> None:
         row.index_fill_(0, put(draw.stops, row.device), -math.inf)
 
 
-def columns_of(params: Sequence[SamplingParams], generated: Sequence[int]) -> SamplingColumns:
+def columns_of(rows: Sequence[int], params: Sequence[SamplingParams], generated: Sequence[int]) -> SamplingColumns:
     """Return what rows are drawn by. `generated`: the index of each row's token."""
     return SamplingColumns(
+        rows,
         [each.temperature for each in params],
         [each.top_k for each in params],
         [each.top_p for each in params],

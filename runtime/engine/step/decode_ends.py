@@ -7,7 +7,7 @@ step: adapters on table or head, learned positions, soft caps, rows with penalti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from runtime.engine.layers.matmul import Product
 from runtime.engine.layers.operations import NativeNorm
 from runtime.engine.models.components import SharedComponent
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.sampling.choice import NO_COLUMNS, SamplingColumns, TokenChoice
+from runtime.engine.sampling.choice import NO_COLUMNS, Masks, SamplingColumns
 from runtime.engine.sampling.row_request import draw_of
 from runtime.engine.sampling.sampler import columns_of, is_shaped
 from runtime.engine.step.batch import ModelBatch
@@ -47,24 +47,17 @@ def plain_table(embedding: SharedComponent | None) -> Tensor | None:
 class PlainHead:
     """Final norm and head as two kernel calls. hidden [1, rows, width] -> logits [1, rows, vocabulary]."""
 
-    def __init__(self, kernels: Kernels, norm: NativeNorm, product: Product, choice: TokenChoice) -> None:
+    def __init__(self, kernels: Kernels, norm: NativeNorm, product: Product) -> None:
         self._kernels, self._weight, self._eps, self._product = kernels, norm.stock.weight, norm.eps, product
-        self._choice = choice
 
-    def tokens(
-        self,
-        hidden: Tensor,
-        masks: Mapping[int, TokenMask],
-        drawn: Sequence[int],
-        by: SamplingColumns,
-    ) -> list[int]:
-        """Return each row's token (`TokenChoice.chosen`). `masks`: by row, the tokens that its grammar allows."""
+    def tokens(self, hidden: Tensor, by: SamplingColumns, masks: Masks) -> list[int]:
+        """Return each row's token (`TokenChoice.chosen`)."""
         logits = self._product.multiply(self._kernels.norm(hidden, self._weight, self._eps))[0]
-        tokens: list[int] = self._choice.chosen(logits, drawn, by, masks).tolist()
+        tokens: list[int] = self._kernels.logits.chosen(logits, by, masks).tolist()
         return tokens
 
 
-def plain_head(head: SharedComponent | None, kernels: Kernels | None, choice: TokenChoice) -> PlainHead | None:
+def plain_head(head: SharedComponent | None, kernels: Kernels | None) -> PlainHead | None:
     """Return the kernel calls of a head that is norm and product only, else None."""
     module = None if head is None else head.module
     if kernels is None or not isinstance(module, LmHead) or module.project or module.softcap is not None:
@@ -72,7 +65,7 @@ def plain_head(head: SharedComponent | None, kernels: Kernels | None, choice: To
     norm, linear = module.norm, module.head
     if not isinstance(norm, NativeNorm) or not norm.ready or not isinstance(linear, SharedLinear) or linear.adapted:
         return None
-    return PlainHead(kernels, norm, linear.product, choice)
+    return PlainHead(kernels, norm, linear.product)
 
 
 def is_plain(batches: Iterable[ModelBatch]) -> bool:
@@ -100,16 +93,16 @@ class AskedOfRows:
         """Return whether the masks of some rows are slow."""
         return any([is_slow(model, rows[at]) for at, model in self.bound])  # noqa: C419
 
-    def now(self, rows: Sequence[Row]) -> tuple[dict[int, TokenMask], Sequence[int], SamplingColumns]:
-        """Return masks by row, the rows that are drawn, and what they are drawn by."""
+    def now(self, rows: Sequence[Row]) -> tuple[SamplingColumns, Masks]:
+        """Return what rows are drawn by, and their masks."""
         masks: dict[int, TokenMask] = {}
         for at, model in self.bound:
             held = model.sequences[rows[at].seq]
             if held.constraint is not None:
                 masks[at] = held.constraint.allowed(min(rows[at].generated, len(held.output)))
         if not self.sampled:
-            return masks, (), NO_COLUMNS
-        return masks, self.sampled, columns_of(self.params, [rows[at].generated for at in self.sampled])
+            return NO_COLUMNS, masks
+        return columns_of(self.sampled, self.params, [rows[at].generated for at in self.sampled]), masks
 
 
 def asked_of(models: Sequence[LoadedModel], rows: Sequence[Row]) -> AskedOfRows:

@@ -201,7 +201,7 @@ class _Course:
         self._embedding: SharedComponent | None = first.units[0] if first.has_embedding else None
         self._head: SharedComponent | None = first.units[-1] if first.has_head else None
         self._table = plain_table(self._embedding)
-        self._plain_head = plain_head(self._head, units.kernels, units.operations) if plain else None
+        self._plain_head = plain_head(self._head, units.kernels) if plain else None
         self._asked: AskedOfRows | None = None
         #: Of the last step's tokens; they start with the layers of the next one.
         self._masks: Sequence[MaskWork] = ()

@@ -37,4 +37,5 @@ def test_the_command_reports_each_phase(tmp_path: Path, monkeypatch: pytest.Monk
     main()
     found = json.loads(out.read_text())
     assert list(found) == ["first", "none", "known", "large"]
-    assert all(0 < each["median"] <= each["p99"] <= each["longest"] and each["events"] > 0 for each in found.values())
+    for each in found.values():  # events that came together have a gap of 0.0 ms
+        assert 0 <= each["median"] <= each["p99"] <= each["longest"] and each["longest"] > 0 and each["events"] > 0

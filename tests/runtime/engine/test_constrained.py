@@ -95,9 +95,9 @@ def test_rows_with_a_grammar_or_a_temperature_take_their_tokens_from_the_kernels
     """As free greedy rows do, in the same steps; rows with log-probabilities take theirs from the modules' logits."""
     seen, tokens = list[tuple[int, int, int]](), PlainHead.tokens
 
-    def counted(head: PlainHead, hidden: Any, masks: Any, sampled: Any, by: Any) -> list[int]:
-        seen.append((hidden.shape[1], len(masks), len(sampled)))
-        return tokens(head, hidden, masks, sampled, by)
+    def counted(head: PlainHead, hidden: Any, by: Any, masks: Any) -> list[int]:
+        seen.append((hidden.shape[1], len(masks), len(by.rows)))
+        return tokens(head, hidden, by, masks)
 
     monkeypatch.setattr(PlainHead, "tokens", counted)
     drawn = dict(temperature=1.5, top_k=40, top_p=0.95, min_p=0.01, seed=7)

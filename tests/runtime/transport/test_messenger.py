@@ -313,7 +313,7 @@ def test_where_lives_are_admitted_others_are_denied_and_change_nothing(made: Cal
         other.learn("scheduler", 0, scheduler.address)
         other.send("scheduler", Heartbeat(9))
         assert taken(scheduler, 1, seconds=0.2) == []
-        assert taken(other, 1) == [PeerCut("scheduler", 0, f"nobody waits for {name} in its life {life}", denied=True)]
+        assert taken(other, 1) == [PeerCut("scheduler", 0, f"{name} is not expected in its life {life}", denied=True)]
     agent.send("scheduler", Heartbeat(2))
     assert heard(scheduler, 1) == [2]
     assert scheduler.send("a", Heartbeat(3)) and heard(agent, 1) == [3]
@@ -332,7 +332,7 @@ def test_a_life_that_is_no_longer_admitted_is_told_so_under_the_number_that_is_d
     admitted[0] = False
     agent.send("scheduler", Heartbeat(9))
     assert taken(scheduler, 1, seconds=0.2) == []
-    assert taken(agent, 1) == [PeerCut("scheduler", 0, "nobody waits for a in its life 1", denied=True)]
+    assert taken(agent, 1) == [PeerCut("scheduler", 0, "a is not expected in its life 1", denied=True)]
 
 
 def test_another_link_that_is_not_admitted_is_told_so_from_number_0(made: Callable[..., Messenger]) -> None:
@@ -348,7 +348,7 @@ def test_another_link_that_is_not_admitted_is_told_so_from_number_0(made: Callab
     beat.learn("scheduler", 0, scheduler.address)
     beat.send("scheduler", Heartbeat(3))
     assert taken(scheduler, 1, seconds=0.2) == []
-    assert taken(beat, 1) == [PeerCut("scheduler", 0, "nobody waits for a in its life 1", denied=True)]
+    assert taken(beat, 1) == [PeerCut("scheduler", 0, "a is not expected in its life 1", denied=True)]
     admitted[0] = True
     assert scheduler.send("a", Heartbeat(4)) and heard(agent, 1) == [4]
 

@@ -64,7 +64,7 @@ def refusal(commands: list[AgentCommand]) -> str:
 
 def test_each_layer_goes_when_it_is_written_and_no_other() -> None:
     source = LayerSource()
-    assert source.pages.add(WANT, 0) == [] and len(source.pages) == 1
+    assert source.pages.add(WANT, 0) == [] and len(source.pages.waiting) == 1
     assert source.run(0) == source.run(1) == []  # the device's first layer stays here
     (command,) = source.run(2)
     assert layers_of([command]) == [(3, 4)] and isinstance(command, ReadPages)
@@ -73,7 +73,7 @@ def test_each_layer_goes_when_it_is_written_and_no_other() -> None:
     (command,) = source.run(4)
     assert layers_of([command]) == [(4, 5)] and isinstance(command, ReadPages)
     assert command.pages == source.sent(4)
-    assert len(source.pages) == 0 and source.pages.settle() == []
+    assert len(source.pages.waiting) == 0 and source.pages.settle() == []
 
 
 def test_what_is_left_goes_behind_the_step() -> None:
@@ -82,13 +82,13 @@ def test_what_is_left_goes_behind_the_step() -> None:
     assert layers_of(source.run(2)) == [(3, 4)]
     assert source.pages.settle() == []
     source.tables.fill(source.key, 5)
-    assert layers_of(source.pages.settle()) == [(4, 5)] and len(source.pages) == 0
+    assert layers_of(source.pages.settle()) == [(4, 5)] and len(source.pages.waiting) == 0
 
 
 def test_pages_that_are_written_go_at_once() -> None:
     source = LayerSource()
     source.tables.fill(source.key, 5)
-    assert layers_of(source.pages.add(WANT, 0)) == [LAYERS] and len(source.pages) == 0
+    assert layers_of(source.pages.add(WANT, 0)) == [LAYERS] and len(source.pages.waiting) == 0
 
 
 def test_a_row_that_ends_before_the_last_token_shows_nothing() -> None:
@@ -117,7 +117,7 @@ def test_a_request_that_overtakes_its_sequence_waits_for_it() -> None:
 def test_a_sequence_that_does_not_come_is_refused_in_the_end() -> None:
     source = LayerSource(opened=False)
     source.pages.add(WANT, 0)
-    assert "not here" in refusal(source.pages.expire(31 * SECOND)) and len(source.pages) == 0
+    assert "not here" in refusal(source.pages.expire(31 * SECOND)) and len(source.pages.waiting) == 0
     source.open()
     source.pages.add(WANT, 0)
     assert source.pages.expire(100 * SECOND) == []
@@ -130,14 +130,14 @@ def test_requests_of_another_time_are_refused_or_dropped() -> None:
     source.open()
     source.pages.add(WANT, 0)
     source.pages.close("s", 0)
-    assert len(source.pages) == 1
+    assert len(source.pages.waiting) == 1
     source.pages.close("s", 1)
-    assert len(source.pages) == 0
+    assert len(source.pages.waiting) == 0
     source.pages.add(WANT, 0)
     source.pages.remove_device("d2")
-    assert len(source.pages) == 1
+    assert len(source.pages.waiting) == 1
     source.pages.remove_device("d1")
-    assert len(source.pages) == 0
+    assert len(source.pages.waiting) == 0
 
 
 def test_a_step_that_fails_refuses_what_was_sent_in_part() -> None:
@@ -146,7 +146,7 @@ def test_a_step_that_fails_refuses_what_was_sent_in_part() -> None:
     assert source.pages.fail({source.key}) == []  # nothing was sent: the row may run again
     source.run(2)
     assert source.pages.fail({"other"}) == []
-    assert "failed" in refusal(source.pages.fail({source.key})) and len(source.pages) == 0
+    assert "failed" in refusal(source.pages.fail({source.key})) and len(source.pages.waiting) == 0
     source.pages.add(WANT, 0)
     assert layers_of(source.run(4)) == [LAYERS]
 
@@ -156,7 +156,7 @@ def test_a_later_request_for_the_same_pages_begins_with_the_first_layer() -> Non
     source.pages.add(WANT, 0)
     source.run(2)
     source.pages.add(WANT, 1)
-    assert len(source.pages) == 1 and layers_of(source.run(4)) == [LAYERS]
+    assert len(source.pages.waiting) == 1 and layers_of(source.run(4)) == [LAYERS]
 
 
 @pytest.mark.parametrize(("lo", "hi"), [(6, 13), (8, 8), (12, 8), (-4, 13)])
@@ -164,7 +164,7 @@ def test_spans_that_are_none_are_refused(lo: int, hi: int) -> None:
     source = LayerSource()
     source.tables.fill(source.key, 5)
     assert "page sets" in refusal(source.pages.add(structs.replace(WANT, lo=lo, hi=hi), 0))
-    assert len(source.pages) == 0
+    assert len(source.pages.waiting) == 0
 
 
 def test_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.operands import Low, Lows, Parts, Pool, PromptChunk, PromptChunks
+from runtime.engine.sampling.choice import NO_COLUMNS
 from tests.runtime.engine.compiled import needs_kernels
 
 pytestmark = needs_kernels
@@ -296,7 +297,7 @@ def test_the_largest(kernels: Kernels, width: int) -> None:
     x = torch.randn(40, width).round(decimals=1)
     x[1], x[2], x[3, -1], x[4, width // 2] = 0.5, float("-inf"), float("nan"), float("inf")
     x[5, 0] = x[5, -1] = 99.0
-    assert torch.equal(kernels.logits.chosen(x, (), (), {}), x.argmax(-1))
+    assert torch.equal(kernels.logits.chosen(x, NO_COLUMNS, {}), x.argmax(-1))
 
 
 @settings(max_examples=40, deadline=None)

@@ -16,7 +16,7 @@ from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import Build, NoKernels
 from runtime.engine.kernels.operands import Parts, Pool, PromptChunk, PromptChunks
 from runtime.engine.models.registry import kernels_for
-from runtime.engine.sampling.choice import SamplingColumns
+from runtime.engine.sampling.choice import NO_COLUMNS, SamplingColumns
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import PagedDevice, drive
 from tests.runtime.engine.test_equality import ask, prompts
@@ -220,8 +220,7 @@ def test_tokens_under_masks(build: Build, width: int) -> None:
     masked = x.clone()
     for row in masks:
         masked[row, ~torch.from_numpy(bits[row, :width])] = -float("inf")
-    assert torch.equal(kernels.logits.chosen(x, (), (), masks), masked.argmax(-1))
-    by = SamplingColumns([1.0] * 64, [0] * 64, [1.0] * 64, [0.0] * 64, random.random(64).tolist())
-    columns = by.tensors(x.device)
-    drawn = kernels.logits.chosen(x, range(64), columns, masks)
-    assert torch.equal(drawn, kernels.logits.chosen(masked, range(64), columns, {}))
+    assert torch.equal(kernels.logits.chosen(x, NO_COLUMNS, masks), masked.argmax(-1))
+    by = SamplingColumns(range(64), [1.0] * 64, [0] * 64, [1.0] * 64, [0.0] * 64, random.random(64).tolist())
+    drawn = kernels.logits.chosen(x, by, masks)
+    assert torch.equal(drawn, kernels.logits.chosen(masked, by, {}))

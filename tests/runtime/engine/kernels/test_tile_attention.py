@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import Build
 from runtime.engine.kernels.operands import Pool, PromptChunk, PromptChunks
 from tests.runtime.engine.compiled import needs_kernels
@@ -37,6 +38,15 @@ def pool_of(kv_heads: int, dim: int, page: int, rows: int = 1) -> Pool:
     return Pool(k, v, torch.randperm(rows * groups + 3)[: rows * groups].view(rows, groups).contiguous())
 
 
+def decoded(
+    kernels: Kernels, query: torch.Tensor, pool: Pool, held: int, scale: float, window: int = 0
+) -> torch.Tensor:
+    """Attention of one token [heads, dim] in a decode step, over the first tokens of the pool's only row."""
+    out = torch.empty(1, *query.shape)
+    kernels.decode(query[None], pool, torch.tensor([held]), out, scale, window)
+    return out[0]
+
+
 def exact(query: torch.Tensor, pool: Pool, position: int, scale: float, window: int) -> torch.Tensor:
     """Attention of one token [heads, dim] in float64, queries rounded to bfloat16, weights not."""
     heads, (kv_heads, dim) = query.shape[0], pool.k.shape[2:]
@@ -59,11 +69,10 @@ def test_a_token_has_one_attention(build: Build, heads: int, kv_heads: int, dim:
     query, chunk = torch.randn(HELD, heads, dim), torch.empty(HELD, heads, dim)
     kernels.chunks(query, pool, PromptChunks([PromptChunk(0, HELD, 0, 0)]), chunk, scale, window)
     for position in (0, 1, 14, 15, 16, 31, 32, 47, 63, 64, 65, 100, 127, 128, 149):
-        one = torch.empty(1, heads, dim)
-        kernels.decode(query[position][None], pool, torch.tensor([position + 1]), one, scale, window)
-        assert torch.equal(one[0], chunk[position]), position
+        one = decoded(kernels, query[position], pool, position + 1, scale, window)
+        assert torch.equal(one, chunk[position]), position
         wanted = exact(query[position], pool, position, scale, window)
-        torch.testing.assert_close(one[0].double(), wanted, rtol=0.01, atol=0.01)
+        torch.testing.assert_close(one.double(), wanted, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.path)
@@ -89,10 +98,8 @@ def test_rows_of_a_step_do_not_depend_on_each_other(build: Build) -> None:
     together = torch.empty(7, 8, 64)
     kernels.decode(query, pool, lengths, together, 0.1)
     for row in range(7):
-        alone = torch.empty(1, 8, 64)
         one = Pool(pool.k, pool.v, pool.tables[row : row + 1].contiguous())
-        kernels.decode(query[row : row + 1], one, lengths[row : row + 1], alone, 0.1)
-        assert torch.equal(alone[0], together[row])
+        assert torch.equal(decoded(kernels, query[row], one, int(lengths[row]), 0.1), together[row])
     assert not together[2].any(), "a row of no tokens gives zeros"
 
 
@@ -101,13 +108,11 @@ def test_what_lies_behind_a_row_does_not_count(build: Build) -> None:
     """Keys are read in place, also those of a tile that the row does not reach: they may be anything."""
     kernels = compiled_for(build)
     torch.manual_seed(3)
-    pool, query = pool_of(2, 64, 32), torch.randn(1, 6, 64)
-    made, again = torch.empty(1, 6, 64), torch.empty(1, 6, 64)
-    kernels.decode(query, pool, torch.tensor([37]), made, 0.1)
+    pool, query = pool_of(2, 64, 32), torch.randn(6, 64)
+    made = decoded(kernels, query, pool, 37, 0.1)
     page = pool.tables[0, 1]
     pool.k[page, 5:], pool.v[page, 5:] = torch.nan, torch.nan
-    kernels.decode(query, pool, torch.tensor([37]), again, 0.1)
-    assert torch.equal(made, again)
+    assert torch.equal(decoded(kernels, query, pool, 37, 0.1), made)
 
 
 def skip_without_pairs() -> None:
@@ -154,9 +159,7 @@ def test_a_key_that_ends_within_a_tile_is_read_no_further(build: Build) -> None:
     """What follows are the next head's keys: infinite ones would make NaN of the queries' zeros."""
     kernels = compiled_for(build)
     torch.manual_seed(7)
-    pool, query = pool_of(2, 24, 16), torch.randn(1, 2, 24)
-    made, again = torch.empty(1, 2, 24), torch.empty(1, 2, 24)
-    kernels.decode(query, pool, torch.tensor([37]), made, 0.1)
+    pool, query = pool_of(2, 24, 16), torch.randn(2, 24)
+    made = decoded(kernels, query, pool, 37, 0.1)
     pool.k[:, :, 1] = torch.inf
-    kernels.decode(query, pool, torch.tensor([37]), again, 0.1)
-    assert torch.equal(made[0, 0], again[0, 0])
+    assert torch.equal(decoded(kernels, query, pool, 37, 0.1)[0], made[0])

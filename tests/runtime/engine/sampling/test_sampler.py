@@ -211,10 +211,10 @@ def test_cuts_leave_the_right_tokens(cut, choice):
     for row in wide_rows(3)[1:] * 2:
         left = np.flatnonzero(left_of(row, draw(temperature=1.0, **cut).params) > 2 / count)
         by = SamplingColumns(
-            [1.0] * count, [cut.get("top_k", 0)] * count, [cut.get("top_p", 1.0)] * count,
+            range(count), [1.0] * count, [cut.get("top_k", 0)] * count, [cut.get("top_p", 1.0)] * count,
             [cut.get("min_p", 0.0)] * count, [at / count for at in range(count)],
         )  # fmt: skip
-        got = set(choice.chosen(row.expand(count, -1).contiguous(), range(count), by).tolist())
+        got = set(choice.chosen(row.expand(count, -1).contiguous(), by).tolist())
         assert got >= set(left.tolist())
         most = int((left_of(row, draw(temperature=1.0, **cut).params) > 0).sum())
         assert len(got) <= most + 1
@@ -352,12 +352,12 @@ def test_tokens_under_masks_are_those_of_rows_set_to_minus_infinity(choice, widt
     for drawn in ([], [*range(0, 36, 5)], [*range(0, 36, 3)], [*range(36)]):
         cuts = [CUTS[at % len(CUTS)] for at in drawn]
         by = SamplingColumns(
-            [0.8 + at % 3 for at in drawn], [cut.get("top_k", 0) for cut in cuts],
+            drawn, [0.8 + at % 3 for at in drawn], [cut.get("top_k", 0) for cut in cuts],
             [cut.get("top_p", 1.0) for cut in cuts], [cut.get("min_p", 0.0) for cut in cuts],
             [uniform(at, 1) for at in drawn],
         )  # fmt: skip
-        got = choice.chosen(rows.clone(), drawn, by, masks).tolist()
-        assert got == choice.chosen(masked.clone(), drawn, by).tolist()
+        got = choice.chosen(rows.clone(), by, masks).tolist()
+        assert got == choice.chosen(masked.clone(), by).tolist()
         for row in set(range(36)).difference(drawn):
             assert got[row] == masked[row].argmax().item(), row
         alone = [choice.chosen(rows[row : row + 1].clone(), masks={0: masks[row]}).item() for row in (1, 6, 9, 13, 25)]
@@ -367,7 +367,7 @@ def test_tokens_under_masks_are_those_of_rows_set_to_minus_infinity(choice, widt
 def test_columns_are_those_of_the_drawn_rows(choice):
     """A draw at a temperature near 0 takes the best token, one at a high temperature with this number the last."""
     rows = wide_rows(4)
-    by = SamplingColumns([1e-4, 1e6], [0, 0], [1.0, 1.0], [0.0, 0.0], [0.5, 1.0 - 2.0**-53])
-    assert choice.chosen(rows.clone(), [3, 1], by).tolist() == [
+    by = SamplingColumns([3, 1], [1e-4, 1e6], [0, 0], [1.0, 1.0], [0.0, 0.0], [0.5, 1.0 - 2.0**-53])
+    assert choice.chosen(rows.clone(), by).tolist() == [
         rows[0].argmax().item(), WIDE - 1, rows[2].argmax().item(), rows[3].argmax().item()
     ]  # fmt: skip

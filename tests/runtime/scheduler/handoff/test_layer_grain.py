@@ -174,7 +174,7 @@ def test_a_death_or_an_abort_amid_the_layers(victim: str, sent: int) -> None:
         cluster.kill(victim)
     cluster.run()
     cluster.expect()
-    assert not any(len(node.agent._by_layer) for node in cluster.living())
+    assert not any(node.agent._by_layer.waiting for node in cluster.living())
 
 
 @pytest.mark.parametrize("wrong", [1, 2, 7])

@@ -56,7 +56,9 @@ def test_each_key_is_shown_with_its_limits_and_what_it_has_used(served: Running,
             "team": ["org/base, org/fine", "0", "6,000", "0", "14", "0.00", "any", "0", "0", "3"],
         }
         with httpx.Client(base_url=served.address, headers={"x-api-key": secret}, trust_env=False) as client:
-            assert eventually(lambda: client.get("/v1/models").status_code == 200)
+            # The server reads keys and prices together, so that it knows the price once it knows the later key.
+            later = {"x-api-key": other}
+            assert eventually(lambda: client.get("/v1/models", headers=later).status_code == 200)
             for _ in range(2):
                 assert client.post("/v1/completions", json=ASK).status_code == 200
             assert client.get("/ui/keys").status_code in (303, 403)
