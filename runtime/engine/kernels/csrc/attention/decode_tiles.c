@@ -63,7 +63,7 @@ TILES_SCORES(unit_scores, WITH_TILES __attribute__((noinline)), _tile_zero, _til
 #define unit_scores emulated_scores
 #endif
 
-/* Lay out the queries of a KV head as columns [sets][units][TILE_ROWS], zeros where there are none. */
+/* Lay out the queries of a KV head as columns [sets][units][TILE_ROWS]; what is in columns without a query does not matter. */
 static void lay_out_queries(const float *q, int64_t group, int64_t dim, int64_t units, uint32_t *columns)
 {
     uint32_t pairs[TILE_ROWS * units] ALIGNED;
@@ -73,7 +73,7 @@ static void lay_out_queries(const float *q, int64_t group, int64_t dim, int64_t 
         for (int64_t g = 0; g < count; g++) pair_up(q + (set + g) * dim, dim, pairs + g * units);
         for (int64_t p = 0; p < units; p += VL) {
             uvec r[VL];
-            for (int i = 0; i < VL; i++) r[i] = i < count ? *(const uvec *)(pairs + i * units + p) : (uvec){0};
+            for (int i = 0; i < VL; i++) r[i] = *(const uvec *)(pairs + i * units + p);
             transpose(r);
             for (int i = 0; i < VL; i++) *(uvec *)(columns + (p + i) * TILE_ROWS) = r[i];
         }

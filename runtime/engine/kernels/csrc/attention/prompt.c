@@ -64,8 +64,8 @@ static void lay_out_pairs_of_head(const struct pages *pages, const int64_t *tabl
             ks[t] = pages->k + place * 2, vs[t] = pages->v + place * 2;
         }
         for (int64_t p = 0; p < units; p += VL) {
-            uvec r[VL] = {{0}};
-            if (p * 2 < dim) turn_keys(ks, 0, dim * 2, p, NULL, r);
+            uvec r[VL];
+            turn_keys(ks, 0, dim * 2, p, NULL, r);
             for (int64_t j = 0; j < VL && p + j < units; j++) *(uvec *)(k_out + (p + j) * NR + from % NR) = r[j];
         }
         for (int64_t t = 0; t < VL; t += 2)
