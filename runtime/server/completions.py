@@ -64,10 +64,10 @@ class Generate:
         try:
             with self._service.gate.place() as place:
                 raw = await read_body(request, self._service.config.max_body_bytes)
-                self._service.driver.expect_request(receipt.id)
                 settled = await self._settled(raw, owner)
                 if durable is None or not settled.kept:
                     self._service.admit(owner)
+                    self._service.driver.expect_request(receipt.id)
                     async with while_connected(receive):
                         prepared = await prepare_served(self._service, self.body, settled.raw, receipt)
                         if not settled.background:

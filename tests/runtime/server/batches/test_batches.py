@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ServerConfig
 from runtime.frontend.assemble import Receipt
+from runtime.frontend.errors import RequestError
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.queueing import requests
 from runtime.queueing.records import DurableRequest
@@ -267,6 +268,16 @@ def test_interactive_requests_are_announced_before_they_are_prepared(
         told.clear()
     ended(client, submit(client, [line(0)]).id)
     assert len(told) == 1 and told[0].startswith("prepared"), "lines are not announced"
+    told.clear()
+
+    def refuse(*_: object) -> None:
+        raise RequestError("Too many requests.", status=429)
+
+    monkeypatch.setattr(Service, "admit", refuse)
+    for headers in {}, {"Idempotency-Key": "refused"}:
+        with pytest.raises(openai.RateLimitError):
+            client.with_options(max_retries=0).completions.create(**body, extra_headers=headers)
+    assert not told, "what a key may not ask for now would hold lines up"
 
 
 def test_a_defect_fails_its_line_and_a_lost_claim_nothing(
