@@ -103,6 +103,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         child = spawn.Process(target=lend, args=(theirs, folder, shape, most // PAGE), daemon=True)
         child.start()
+        theirs.close()  # so that the child's end is seen
         peers = SidePeers()
         peers.update({"d1": (1, lender.recv())})
         server, messenger = side_messengers("d0", 1, f"unix://{folder}/d0", None, None)

@@ -112,20 +112,22 @@ class CreditorEngine:
         self._kernels = held.kernels
         self._lent = LentPages(held.make, held.pool.second_lane(), torch.device("cpu"))
         groups = held.pages.view(-1, 1).tolist()
-        self._lent.hold_loan(1, groups, len(groups) * PAGE)
-        self._lent.hold_loan(2, groups[:1], PAGE)
+        self._lent.hold_loan(1, groups, len(groups) * PAGE, "d0")
+        self._lent.hold_loan(2, groups[:1], PAGE, "d0")
 
     def exchange_packets(self, room: int) -> LoanExchange | None:
         return native_exchange(self._kernels, self._lent, room)
 
     def borrow(self, link: LoanLink, shipping: LoanShipping = "query") -> None: ...
 
-    def hold_loan(self, loan: int, groups: Sequence[Sequence[int]], tokens: int) -> None: ...
+    def hold_loan(
+        self, loan: int, groups: Sequence[Sequence[int]], tokens: int, debtor: str, first_layer: int = 0
+    ) -> None: ...
 
     def drop_loan(self, loan: int) -> None: ...
 
-    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        return self._lent.attend(query, arrays)
+    def attend_loans(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
+        return self._lent.attend(query, arrays, debtor)
 
 
 def lend(post: Connection, folder: str, shape: Shape, groups: int) -> None:
@@ -166,6 +168,8 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
         ]
         for child in children:
             child.start()
+        theirs.close()  # so that a child's end is seen
+        its.close()
         peers = SidePeers()
         peers.update({"d1": (1, lender.recv())})
         server, messenger = side_messengers("d0", 1, f"unix://{folder}/d0", None, None)

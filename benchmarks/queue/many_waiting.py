@@ -30,7 +30,8 @@ from typing import Any
 
 from benchmarks.reports import deliver
 from runtime.config import ClusterConfig, ControlConfig, OrderConfig
-from runtime.control.scheduler_io import AddRequest, AddRequests, PlanSolved, Send, SolvePlan, Tick
+from runtime.control.agent_io import Send
+from runtime.control.scheduler_io import AddRequest, AddRequests, PlanSolved, SolvePlan, Tick
 from runtime.messages import PROTOCOL, AgentHello, LoadStages, StageReady
 from runtime.policy.slo.plan.annealing import solve
 from runtime.policy.slo.plan.compiled import PLAIN, PlanKernel, compile_kernel

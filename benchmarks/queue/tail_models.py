@@ -50,7 +50,8 @@ from cli.shared.sizes import size_of
 from runtime.bench.drive import WallClock
 from runtime.bench.workload import WorkloadRequest
 from runtime.chains import Stage
-from runtime.control.scheduler_io import SchedulerCommand, Send
+from runtime.control.agent_io import Send
+from runtime.control.scheduler_io import SchedulerCommand
 from runtime.engine.catalog.held_bytes import HeldBytes, form_of
 from runtime.engine.models.versions import unpinned
 from runtime.messages import LoadStages, UnloadStages

@@ -185,7 +185,8 @@ def main() -> None:
     args = parser.parse_args()
     settings = StitchSettings(text=args.text, steps=args.steps, rate=args.rate, measured=args.measured, controls=True)
     with Zoo(args.store, create=False) as zoo:
-        reports = [pair_report(zoo, *pair.split(":", 1), settings, args.device) for pair in args.pair]
+        pairs = [(a, b) for a, b in (pair.split(":", 1) for pair in args.pair)]
+        reports = [pair_report(zoo, a, b, settings, args.device) for a, b in pairs]
     if args.plots:
         for report in reports:
             plot_stitch(report, args.plots / f"{report['stitch']}.png")
