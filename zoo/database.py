@@ -19,9 +19,9 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, PendingRollbackError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, PendingRollbackError, SQLAlchemyError
 
-from zoo.errors import StoreBusy, StoreError, StoreFull
+from zoo.errors import InputError, StoreBusy, StoreError, StoreFull, ZooError
 
 #: Seconds that a writing transaction waits for the one before it.
 BUSY_SECONDS = 60
@@ -34,6 +34,8 @@ _WRITING = "blockzoo_writing"
 #: An option of a transaction, and what its connection is set to: a statement is needed only where they differ.
 _SYNCHRONOUS = "blockzoo_synchronous"
 _FULL, _NORMAL = "FULL", "NORMAL"
+#: What PostgreSQL's driver says of a text that it cannot send.
+_NUL = "cannot contain NUL"
 _NOT_SYNCED = text("SET LOCAL synchronous_commit = off")
 
 
@@ -90,10 +92,16 @@ class Database:
         (SQLite) or with the database server (PostgreSQL). The next synced one makes all before it durable.
         """
         options = {_WRITING: True, _SYNCHRONOUS: _FULL if synced else _NORMAL}
-        with self.explained(), connection.execution_options(**options).begin():
-            if not synced and not self.is_sqlite:
-                connection.execute(_NOT_SYNCED)
-            yield connection
+        with self.explained():
+            try:
+                with connection.execution_options(**options).begin():
+                    if not synced and not self.is_sqlite:
+                        connection.execute(_NOT_SYNCED)
+                    yield connection
+            except DBAPIError:
+                if self.is_sqlite:  # a failed COMMIT may leave the transaction open, also to what comes next
+                    connection.connection.rollback()
+                raise
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -137,7 +145,9 @@ class Database:
 
         return engine
 
-    def _translated(self, error: DBAPIError) -> StoreError:
+    def _translated(self, error: DBAPIError) -> ZooError:
+        if isinstance(error, DataError) and _NUL in str(error.orig):  # clients may name anything
+            return InputError(f"a text with the character NUL cannot be in the {self._name}")
         code = getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None) or ""
         if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or code == "55P03":
             return StoreBusy(f"another process is writing to the {self._name} (waited {BUSY_SECONDS} s)")

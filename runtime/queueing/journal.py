@@ -166,9 +166,13 @@ class Journal:
                 result = work(connection)
             savepoint.commit()
         except Exception as error:
-            savepoint.rollback()
+            try:
+                savepoint.rollback()
+            except Exception:  # the database has undone the whole transaction, or is gone
+                raise error from None
             self.counts.failures += 1
-            return error
+            # A future takes no StopIteration: all writes behind this one would wait for ever.
+            return RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
         return result
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, text
 
 from runtime.queueing import requests
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
+from tests import postgres
 from tests.runtime.queueing.test_requests import GIVEN_UP, NOW, made, put
-from zoo.errors import StoreError
+from zoo.errors import InputError, StoreError, StoreFull
 
 
 def test_events_of_many_streams_share_transactions_and_keep_their_order(queue: QueueDatabase) -> None:
@@ -199,3 +205,119 @@ def test_a_lost_database_is_an_error_of_each_write_and_no_hang(queue: QueueDatab
             await journal.append("cmpl-1", 1, b"a")
 
     asyncio.run(main())
+
+
+def outcomes_of(queue: QueueDatabase, *writes: Callable[[Journal], Awaitable[Any]]) -> list[Any]:
+    """Return the results of writes of one transaction, or what they raise."""
+
+    async def main() -> list[Any]:
+        journal = Journal(queue, gather=0.2)
+        async with asyncio.timeout(30):
+            found = await asyncio.gather(*(each(journal) for each in writes), return_exceptions=True)
+        await journal.close()
+        return found
+
+    return asyncio.run(main())
+
+
+def appending(ordinal: int) -> Callable[[Journal], Awaitable[bool]]:
+    return lambda journal: journal.append("cmpl-1", ordinal, b"a")
+
+
+def writing(work: Callable[[Connection], Any]) -> Callable[[Journal], Awaitable[Any]]:
+    return lambda journal: journal.write(work)
+
+
+def adding(number: int, **changes: object) -> Callable[[Journal], Awaitable[Any]]:
+    return writing(partial(requests.put, requests=[made(number, **changes)]))
+
+
+def test_a_transaction_that_cannot_be_committed_harms_no_other(queue: QueueDatabase) -> None:
+    """Constraints that are checked at its end."""
+    put(queue, made(1, state="running"))
+
+    def late(connection: Connection) -> None:
+        if queue.is_sqlite:
+            connection.execute(text("PRAGMA defer_foreign_keys = ON"))
+            connection.execute(text("INSERT INTO queue_events VALUES ('none', 0, '')"))
+        else:
+            connection.execute(text("CREATE TABLE late (a INTEGER UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+            connection.execute(text("INSERT INTO late VALUES (1), (1)"))
+
+    failed = outcomes_of(queue, appending(0), writing(late), adding(2))
+    assert [type(each) for each in failed] == [StoreError] * 3
+    assert outcomes_of(queue, appending(0), adding(3)) == [True, None]
+    with queue.reading() as connection:
+        assert requests.events(connection, "cmpl-1") == [b"a"]
+        assert requests.unended_of(connection, ["cmpl-1", "cmpl-2", "cmpl-3"]) == {"cmpl-1", "cmpl-3"}
+
+
+@contextmanager
+def full(queue: QueueDatabase) -> Iterator[None]:
+    """Leave no room for more than a few pages."""
+    with queue.writing() as connection:
+        pages = connection.execute(text("PRAGMA page_count")).scalar_one()
+        connection.execute(text(f"PRAGMA max_page_count = {pages + 2}"))
+    yield
+    with queue.writing() as connection:
+        connection.execute(text(f"PRAGMA max_page_count = {1 << 30}"))
+
+
+def test_what_a_full_disk_has_undone_is_said_to_be_that(tmp_path: Path) -> None:
+    """SQLite undoes the whole transaction where it has no room, and with it all savepoints."""
+    with closing(QueueDatabase(tmp_path / "queue")) as queue:
+        put(queue, made(1, state="running"))
+        with full(queue):
+            failed = outcomes_of(queue, appending(0), adding(2, body=os.urandom(1 << 20)), adding(3))
+            assert [type(each) for each in failed] == [StoreFull] * 3
+        assert outcomes_of(queue, appending(0), adding(2)) == [True, None]
+        with queue.reading() as connection:
+            assert requests.events(connection, "cmpl-1") == [b"a"]
+            assert requests.get(connection, "cmpl-3") is None
+
+
+def test_no_outcome_keeps_the_others_of_a_transaction_waiting(queue: QueueDatabase) -> None:
+    """A future takes no StopIteration, the exception of a defect with `next`."""
+    put(queue, made(1, state="running"))
+    found = outcomes_of(queue, writing(lambda _: next(iter(()))), appending(0))
+    assert isinstance(found[0], RuntimeError) and found[1] is True
+
+
+@pytest.fixture
+def shared(postgres_server: str) -> Iterator[QueueDatabase]:
+    with closing(QueueDatabase(postgres.new_database(postgres_server))) as queue:
+        put(queue, made(1, state="running"))
+        yield queue
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_session_that_ends_within_a_transaction(shared: QueueDatabase, times: int, last: bool) -> None:
+    """Once: all is done again, in another one. Each time: nothing is written, and each write has failed."""
+    ended: list[int] = []
+
+    def end(connection: Connection) -> None:
+        if len(ended) < times:
+            ended.append(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
+            connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    writes = [writing(end), appending(0), adding(2)]
+    found = outcomes_of(shared, *writes[1:], writes[0]) if last else outcomes_of(shared, *writes)
+    assert len(set(ended)) == times
+    with shared.reading() as connection:
+        there = requests.events(connection, "cmpl-1"), requests.get(connection, "cmpl-2")
+    if times == 1:
+        assert found == ([True, None, None] if last else [None, True, None]) and there == ([b"a"], made(2))
+    else:
+        assert [isinstance(each, StoreError) for each in found] == [True] * 3 and there == ([], None)
+        assert outcomes_of(shared, appending(0), adding(2)) == [True, None]
+
+
+@pytest.mark.postgres
+def test_texts_that_postgresql_does_not_take_fail_alone(shared: QueueDatabase) -> None:
+    """As bad input, not as a failure of the database."""
+    found = outcomes_of(shared, appending(0), adding(2, model="a\0"), adding(3), appending(1))
+    assert [type(each) for each in found] == [bool, InputError, type(None), bool]
+    with pytest.raises(InputError), shared.reading() as connection:
+        requests.get(connection, "a\0")

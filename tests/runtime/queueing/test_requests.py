@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 
 from runtime.queueing import requests
 from runtime.queueing.database import QueueDatabase
@@ -19,6 +20,8 @@ from runtime.queueing.records import (
 )
 from runtime.queueing.schema import EventRow
 from runtime.types import Logprob, PromptLogprobs, TokenEvent
+from tests import postgres
+from zoo.errors import StoreBusy
 
 NOW = 1_700_000_000_000_000_000
 GIVEN_UP = StoredAnswer(500, b'{"error":{}}')
@@ -242,3 +245,19 @@ def test_events_come_back_as_they_were() -> None:
         TokenEvent("r/0", "r", 1, None, finish="error", error="why"),
     ]
     assert decode_events("r", [encode_events(events[:1]), encode_events(events[1:])]) == events
+
+
+@pytest.mark.postgres
+def test_no_server_ends_a_request_while_another_one_writes_its_events(postgres_server: str) -> None:
+    """Else they would be written behind its end, and be there for good."""
+    shared = postgres.new_database(postgres_server)
+    with closing(QueueDatabase(shared)) as first, closing(QueueDatabase(shared)) as second:
+        put(first, made(1, state="running"))
+        with first.writing(synced=False) as connection:
+            assert requests.append(connection, [("cmpl-1", 0, b"a")]) == {"cmpl-1"}
+            with pytest.raises(StoreBusy), second.writing() as other:
+                other.execute(text("SET LOCAL lock_timeout = 100"))
+                requests.finish(other, "cmpl-1", "cancelled", GIVEN_UP, NOW)
+        with second.writing() as other:
+            assert requests.finish(other, "cmpl-1", "cancelled", GIVEN_UP, NOW)
+            assert other.execute(select(func.count()).select_from(EventRow)).scalar_one() == 0
