@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from runtime.frontend.errors import RequestError
@@ -177,24 +178,30 @@ class LineFeeder:
                 return
             except StoreError as error:
                 _log.error("line %s of %s could not be run: %s", line.line, line.batch, error)
-                await asyncio.sleep(_RETRY)
-                if await self._is_gone(line):
+                if (again := await self._claim_again(line)) is None:
                     return
+                line = again
             except Exception:
                 _log.exception("line %s of %s failed", line.line, line.batch)
                 failed = True
 
-    async def _is_gone(self, line: DurableRequest) -> bool:
-        """Return whether a line was removed with its batch, which has ended on another server."""
+    async def _claim_again(self, line: DurableRequest) -> DurableRequest | None:
+        """Return a line that was put down as the store has it, once it has it; its journal may have begun meanwhile.
 
-        def work() -> bool:
-            with self._database.reading() as connection:
-                return requests.get(connection, line.id) is None
+        None if it has ended, another server has it, or it was removed with its batch.
+        """
 
-        try:
-            return await run_in_threadpool(work)
-        except StoreError:
-            return False
+        def work(connection: Connection) -> list[DurableRequest]:
+            owner = self._database.server
+            requests.release(connection, owner, [line.id], leave=False)
+            return requests.claim(connection, owner=owner, ids=[line.id])
+
+        while True:
+            await asyncio.sleep(_RETRY)
+            try:
+                return next(iter(await self._journal.write(work, synced=False)), None)
+            except StoreError as error:
+                _log.error("line %s of %s cannot be claimed again: %s", line.line, line.batch, error)
 
     @asynccontextmanager
     async def _alone(self, line: DurableRequest) -> AsyncIterator[None]:

@@ -18,6 +18,7 @@ from runtime.server.answers.forms import form_of_kind
 from runtime.server.auth import principal
 from runtime.server.context import Service
 from runtime.server.durable.answering import last_event, run_to_follow, write_run
+from runtime.server.durable.run import unknown_request
 from runtime.server.durable.runs import DurableRuns
 from runtime.server.openai.responses import reply
 from runtime.server.request_body import while_connected
@@ -97,6 +98,5 @@ async def _find(service: Service, durable: DurableRuns, request: Request) -> Dur
     name = request.path_params["id"]
     found = await durable.store.read(partial(requests.get, request=name))
     if found is None or found.principal != principal(request):
-        message = "There is no durable request of that id."
-        raise RequestError(message, status=404, param="id", code="request_not_found")
+        raise unknown_request()
     return found

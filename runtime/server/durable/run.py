@@ -97,6 +97,12 @@ def matching_run(run: DurableRun | None, digest: bytes) -> DurableRun | None:
     return run
 
 
+def unknown_request() -> RequestError:
+    """Return the error for a request that the store has not got, or not any more."""
+    message = "There is no durable request of that id."
+    return RequestError(message, status=404, param="id", code="request_not_found")
+
+
 def key_reused() -> RequestError:
     """Return the error for an `Idempotency-Key` that came with another body before."""
     message = "This Idempotency-Key came with another body before."

@@ -22,7 +22,7 @@ from typing import Any
 from blake3 import blake3
 
 from runtime.frontend.assemble import Receipt
-from runtime.frontend.errors import RequestError, overloaded, unavailable
+from runtime.frontend.errors import overloaded, unavailable
 from runtime.queueing import requests
 from runtime.queueing.broker import INTERACTIVE, RabbitIntake
 from runtime.queueing.database import QueueDatabase
@@ -34,7 +34,7 @@ from runtime.server.context import Service
 from runtime.server.durable.endings import GIVEN_UP, Endings
 from runtime.server.durable.execution import Execution, Seat
 from runtime.server.durable.following import LOOK, Follower
-from runtime.server.durable.run import DurableRun, key_reused, matching_run
+from runtime.server.durable.run import DurableRun, key_reused, matching_run, unknown_request
 from runtime.server.durable.store import RequestStore
 from runtime.server.durable.transcript import Chunk, Transcript
 from runtime.server.request_runner import Prepared, prepare_served
@@ -336,8 +336,9 @@ class DurableRuns:
             self._execution.turns.end_turn(run.id)
             if answer is not None or await self._follower.follow(run, run.id):
                 return
-            if await self.store.read(partial(requests.get, request=run.id)) is None:  # expired
-                raise RequestError("There is no durable request of that id.", status=404, code="request_not_found")
+            if await self.store.read(partial(requests.get, request=run.id)) is None:  # expired, or never stored
+                run.close(None, unknown_request())
+                return
 
     async def _is_mine(self, request: DurableRequest) -> bool:
         """Return whether the store has this very request, not one of the same id."""
