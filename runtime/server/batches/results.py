@@ -86,6 +86,8 @@ def write_results(
     answers = _Answers(database, batch.id)
     if batch.total:
         for number, _, text in split_lines(files.chunks(database, batch.input_file), line_bytes):
+            if number % _PAGE == 0:
+                pause(stopping, busy)
             found, custom_id = answers.at(number), custom_id_of(text)
             if found is None or found.status is None or found.document is None or found.state == "cancelled":
                 written["error"].add(unanswered_line(batch.id, number, custom_id, missing))
@@ -95,8 +97,6 @@ def write_results(
             counts.failed += not good
             line = answered_line(batch.id, number, custom_id, found.request, found.status, found.document)
             written["output" if good else "error"].add(line)
-            if number % _PAGE == 0:
-                pause(stopping, busy)
     named = {f"{kind}_file": each.flush() for kind, each in written.items()}
     now = time.time_ns()
     with database.writing() as connection:

@@ -114,6 +114,11 @@ def test_work_on_lines_waits_a_little_for_interactive_requests(
     with queue.writing() as connection:
         batches.change(connection, "batch_1", ("in_progress",), NOW, status="finalizing", becomes="expired")
     seen.clear()
+    with pytest.raises(StoppedEarly):  # before any line has an answer
+        write_results(queue, stored(queue), 1 << 20, 60, StoppedAfter(4), lambda: not seen.append("busy"))
+    assert len(seen) >= 5, "lines without an answer take their time, too"
+
+    seen.clear()
     answers = (LineAnswer(number, f"l{number}", "done", 200, b"{}") for number in range(1, COUNT + 1))
     monkeypatch.setattr(results._Answers, "at", lambda _, number: next(answers))
     write_results(queue, stored(queue), 1 << 20, 60, threading.Event(), lambda: not seen.append("busy"))
