@@ -208,9 +208,14 @@ class PlanSolved:
 
 @dataclass(frozen=True, slots=True)
 class ExpectRequest:
-    """Announce a request of a client that is being prepared: its sequences follow in a moment, unless it is refused."""
+    """Announce a request of a client that is being prepared: its sequences follow in a moment.
+
+    Fields:
+        comes: False: it was announced, and is refused.
+    """
 
     request: str
+    comes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,7 @@ class Scheduler:
             case PoolAnswer() if self.lending.talks is not None:
                 self.lending.talks.offered(event, now)
             case ExpectRequest() if self._order is not None:
-                self._order.expect_request(event.request, now)
+                self._order.expect_request(event, now)
             case LengthPredicted():
                 self._seating.record_forecast(event.seq, event.forecast, now)
             case LengthsProbed():

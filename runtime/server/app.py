@@ -171,7 +171,7 @@ async def _start_batches(service: Service, durable: DurableRuns, stack: AsyncExi
     store = durable.store
     seats, gate = service.config.max_num_seqs, service.gate
     batches = BatchService(
-        service, store.database, store.journal, durable, seats, lambda: gate.places_in_use > 0 or durable.interactive
+        service, store.database, store.journal, durable, seats, lambda: gate.requests > 0 or durable.interactive
     )
     await batches.start()
     stack.push_async_callback(batches.stop)

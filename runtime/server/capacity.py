@@ -17,11 +17,18 @@ class CapacitySlot:
 
     Fields:
         size: Number of places held.
+        counted: Whether it is one of `Gate.requests`.
     """
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.size = 1
+        self.counted = False
+
+    def count_request(self) -> None:
+        """Record that the request is here as a whole; once."""
+        self.counted = True
+        self._gate.requests += 1
 
     def grow(self, size: int) -> None:
         """Hold `size` places in total. Raises RequestError 429 if too few are free."""
@@ -30,12 +37,18 @@ class CapacitySlot:
 
 
 class Gate:
-    """Count places in use, at most `limit`. `closed` is set when the server drains; then no request is admitted."""
+    """Count places in use, at most `limit`.
+
+    Attributes:
+        closed: Set when the server drains; then no request is admitted.
+        requests: Those of interactive clients that hold places and are here as a whole: lines of batches make room.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
         self.closed = False
+        self.requests = 0
 
     @property
     def places_in_use(self) -> int:
@@ -55,6 +68,7 @@ class Gate:
             yield place
         finally:
             self._taken -= place.size
+            self.requests -= place.counted
 
     def reserve_places(self, count: int) -> None:
         if self._taken + count > self._limit:

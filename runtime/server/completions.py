@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, nullcontext
 from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
@@ -67,11 +67,13 @@ class Generate:
                 settled = await self._settled(raw, owner)
                 if durable is None or not settled.kept:
                     self._service.admit(owner)
-                    self._service.driver.expect_request(receipt.id)
+                    place.count_request()
                     async with while_connected(receive):
-                        prepared = await prepare_served(self._service, self.body, settled.raw, receipt)
+                        with nullcontext() if durable is None else self._service.announced(receipt.id):
+                            prepared = await prepare_served(self._service, self.body, settled.raw, receipt)
+                            if not settled.background:
+                                place.grow(len(prepared.choices))
                         if not settled.background:
-                            place.grow(len(prepared.choices))
                             await self._answer(prepared, scope, receive, send)
             if durable is None and settled.background:
                 async with while_connected(receive):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -69,6 +70,16 @@ class Service:
         """Count a request of an owner. Raises RequestError 429 where its key does not allow it now."""
         if self.keys is not None:
             self.keys.admit(principal)
+
+    @contextmanager
+    def announced(self, request: str) -> Iterator[None]:
+        """Announce a request while it is prepared in a block; one that the block refuses does not come."""
+        self.driver.expect_request(request)
+        try:
+            yield
+        except BaseException:
+            self.driver.expect_request(request, comes=False)
+            raise
 
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run a CPU-bound function on a worker thread."""

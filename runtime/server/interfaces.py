@@ -45,8 +45,8 @@ class Driver(Protocol):
         """Queue sequences and return the stream of their events. Raises zoo.errors.Unavailable."""
         ...
 
-    def expect_request(self, request: str) -> None:
-        """Announce the id of a request that is being prepared."""
+    def expect_request(self, request: str, comes: bool = True) -> None:
+        """Announce the id of a request that is being prepared; not `comes`: that it is refused."""
         ...
 
     def abort(self, seqs: Iterable[str]) -> None: ...

@@ -38,7 +38,7 @@ from runtime.cluster.streams.streams import Sink
 from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig
 from runtime.control.counters import AgentState
-from runtime.control.scheduler_io import ModelUpdated, ServeModel, WithdrawModel
+from runtime.control.scheduler_io import ExpectRequest, ModelUpdated, ServeModel, WithdrawModel
 from runtime.messages import SCHEDULER
 from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.scheduler.observe.replay_log import ReplayRecorder, head_of
@@ -121,10 +121,13 @@ class ClusterDriver(BaseDriver):
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def expect_request(self, request: str) -> None:
-        """Announce a request of a client that is being prepared, so that no line of a batch delays it (QL-02)."""
-        if self._shares:
-            self._scheduler_loop.expect_request(request)
+    def expect_request(self, request: str, comes: bool = True) -> None:
+        """Announce a request of a client that is being prepared, so that no line of a batch delays it (QL-02).
+
+        Not `comes`: it was announced, and is refused.
+        """
+        if self._shares and self._death is None:
+            self._scheduler_loop.expect_request(ExpectRequest(request, comes))
 
     def abort(self, seqs: Iterable[str]) -> None:
         """End sequences; those that have ended already are ignored."""

@@ -139,9 +139,9 @@ class SchedulerLoop:
         """Queue requests with the forecasts of their answers."""
         self.run_soon(lambda now: self._add_predicted(event, now))
 
-    def expect_request(self, request: str) -> None:
-        """Announce a request that is being prepared."""
-        self.run_soon(lambda now: self._handle_events([ExpectRequest(request)], now))
+    def expect_request(self, event: ExpectRequest) -> None:
+        """Announce a request that is being prepared, or that it does not come."""
+        self.run_soon(lambda now: self._handle_events([event], now))
 
     def tell_lengths(self, events: Sequence[LengthPredicted]) -> None:
         """Queue forecasts of answers; those of sequences that have ended are ignored."""

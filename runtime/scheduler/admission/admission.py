@@ -64,18 +64,15 @@ class Admission:
         if request.seq in state.sequences or request.seq in self._seating.prefix_cache:
             raise ValueError(f"sequence {request.seq} exists already")
         state.tell.arrive(now, request)
-        chain = state.chains.get(request.model)
-        if chain is None:
-            self._seating.refuse(request, f"model {request.model!r} is not loaded", now)
+        if (chain := state.chains.get(request.model)) is None:
+            self._refuse(request, f"model {request.model!r} is not loaded", now)
             return
-        variant = self._adaptive.choose(request, chain, now)
-        if variant is not None:
+        if (variant := self._adaptive.choose(request, chain, now)) is not None:
             chain = variant.chain
             state.counters.adapted += 1
             state.counters.adapted_similarity += round(variant.score * 1e6)
-        why = refusal(request, chain.spec) or state.block_map.why_not(chain)
-        if why is not None:
-            self._seating.refuse(request, why, now)
+        if (why := refusal(request, chain.spec) or state.block_map.why_not(chain)) is not None:
+            self._refuse(request, why, now)
             return
         self._arrivals += 1
         order = request.arrival if state.order is None else state.order.due(request)
@@ -92,6 +89,11 @@ class Admission:
             state.tell.phase(now, request, "queued")
         if self._order is not None:
             self._order.forecast(sequence, now)
+
+    def _refuse(self, request: SequenceRequest, why: str, now: int) -> None:
+        self._seating.refuse(request, why, now)
+        if self._order is not None:
+            self._order.record_refusal(request.request, now)
 
     def admit(self, now: int) -> None:
         """Admit every waiting sequence that fits, chain by chain in rank order."""

@@ -21,6 +21,9 @@ class Bounding(Protocol):
     def forecast(self, sequence: ScheduledSequence, now: int) -> None:
         """Forecast the end of a request that has arrived; refuse it if that is too late and `overload` says so."""
 
+    def record_refusal(self, request: str, now: int) -> None:
+        """Record that a request has come and does not run."""
+
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room on the route that it would take."""
 

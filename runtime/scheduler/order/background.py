@@ -2,7 +2,8 @@
 
     RowsDone -> `record_step`: learn step times -> `review`: which background rows are in the next step
     admission -> `holds_back`: a background prompt begins where the next step has time for it
-    ExpectRequest -> `expect_request`: no step of the background alone begins until that request has come
+    ExpectRequest -> `expect_request`: no step of the background alone begins until that request has come, or does not;
+        where requests are announced without end, one begins after a while
 
 Background are the sequences with a priority of `types.BACKGROUND` and more. One that is left out of steps keeps its
 place and its pages. While there are none, only some steps are looked at.
@@ -10,8 +11,9 @@ place and its pages. While there are none, only some steps are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from runtime.messages import RowsDone
 from runtime.policy.slo.background import Background, StepCosts
@@ -33,6 +35,8 @@ class _DeviceShare:
         interactive: Those that ran at the latest review.
         held: Least time of a prompt that was held back since the last step; None where none was.
         spare: Time that prompts may still take in the next step; None: any.
+        lines: Background sequences that may run in the next step.
+        waits: Since when the background alone has waited for announced requests; None: it has run since.
     """
 
     share: Background
@@ -42,6 +46,8 @@ class _DeviceShare:
     interactive: dict[str, ScheduledSequence] = field(default_factory=dict)
     held: float | None = None
     spare: float | None = None
+    lines: set[str] = field(default_factory=set)
+    waits: int | None = None
 
 
 class BackgroundRows:
@@ -66,12 +72,17 @@ class BackgroundRows:
         if sampled and seqs and not known.seqs.isdisjoint(seqs):
             self._learn(known.costs, done, now - known.ended)
         known.ended, known.seqs = now, seqs
+        for each in self._devices.values():  # all on the path
+            if each.waits is not None and not each.lines.isdisjoint(seqs):
+                each.waits = None
         if sampled:
             self._due.add(done.device)
 
-    def expect_request(self, request: str, now: int) -> None:
-        """Record that an interactive request is being prepared."""
-        if now <= self._until:
+    def expect_request(self, request: str, comes: bool, now: int) -> None:
+        """Record that an interactive request is being prepared, or that one that was does not come."""
+        if not comes and request in self._expected:
+            self._drop_expected([request])
+        elif comes and now <= self._until:
             self._expected[request] = now
 
     def record_arrival(self, request: str, now: int) -> None:
@@ -84,29 +95,33 @@ class BackgroundRows:
         if self._came:
             self._drop_expected([request for request, at in self._came.items() if at < now])
         due, self._due = self._due, set()
+        soon = bool(self._expected) and self._waits([name for name in due if self._is_alone(name)], now)
         for name in sorted(due):
             known, here = self._devices[name], self._state.devices[name].passing.here
             self._note_stays(known, here.values(), now)
             background = [each for each in here.values() if is_background(each)]
             if background:
                 self._until = now + _AFTER
+            known.lines = {each.seq for each in background}
             decoding = [each for each in background if each.phase == "decode" and not each.waits.handoff]
             prompts = [each for each in background if each.phase != "decode"]
             costs = [self._prompt(known, each) for each in prompts]
-            beside = [each for each in here.values() if not is_background(each) and _is_active(each)]
+            beside = [each for each in self._interactive(name) if _is_active(each)]
             if not known.costs.known:
                 rows, known.spare = (0, 0.0) if beside else (len(decoding), None)
             else:
                 waits = costs if known.held is None else [*costs, known.held]
-                least, step, soon = min(waits, default=None), known.costs.step, bool(self._expected)
+                least, step = min(waits, default=None), known.costs.step
                 got = known.share.next_step(len(beside), len(decoding), least, step, now, soon)
                 rows, known.spare = got.rows, got.spare
+            if soon and not beside:
+                known.seqs = frozenset()  # the time until the next step is not that of the step
             decoding.sort(key=self._state.waiting.rank)
             for at, each in enumerate(decoding):
                 self._let_run(each, at < rows)
             for each, cost in zip(prompts, costs, strict=True):
-                alone = len(here) == len(background) and not self._expected
-                self._let_run(each, alone or self._pays(known, cost))
+                free = len(here) == len(background) and not soon
+                self._let_run(each, free or self._pays(known, cost))
             if known.held is not None and (known.spare is None or known.held <= known.spare):
                 known.held, self._state.changed = None, True
 
@@ -116,6 +131,8 @@ class BackgroundRows:
         No rows return where an interactive one is paused, or where a background one that was left out was moved to.
         """
         self._drop_expected([request for request, since in self._expected.items() if now - since > _EXPECTED])
+        if self._expected and any(map(partial(_has_waited, now=now), self._devices.values())):
+            self._state.changed = True
         self._make_due()
 
     def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str], now: int) -> bool:
@@ -123,20 +140,42 @@ class BackgroundRows:
         if not is_background(sequence):
             return False
         self._until = now + _AFTER
-        for name in devices:
+        names = tuple(devices)
+        if self._expected and self._waits([name for name in names if self._is_alone(name, sequence)], now):
+            return True
+        for name in names:
             known, here = self._known(name), self._state.devices[name].passing.here
-            if self._expected and all(map(is_background, here.values())):
-                return True
             cost = self._prompt(known, sequence)
             if not here:  # nothing runs, so that no step was reviewed: one always begins
                 share = known.share.next_step(0, 0, None, known.costs.step, now)
                 known.spare = None if share.spare is None or not known.costs.known else max(share.spare, cost)
-            elif any(each.seq not in known.interactive and not is_background(each) for each in here.values()):
+            elif any(each.seq not in known.interactive for each in self._interactive(name)):
                 known.spare = 0.0  # an interactive one has come since
             if not self._pays(known, cost):
                 known.held = cost if known.held is None else min(known.held, cost)
                 return True
+            known.lines.add(sequence.seq)
         return False
+
+    def _is_alone(self, device: str, waiting: ScheduledSequence | None = None) -> bool:
+        """Return whether the background is on a device, or waits for it, and no steps run there for other sequences."""
+        here = self._state.devices[device].passing.here
+        lines = waiting is not None or any(map(is_background, here.values()))
+        return lines and not any(_is_active(each) for each in self._interactive(device))
+
+    def _interactive(self, device: str) -> Iterator[ScheduledSequence]:
+        here = self._state.devices[device].passing.here
+        return (each for each in here.values() if not is_background(each))
+
+    def _waits(self, alone: Sequence[str], now: int) -> bool:
+        """Return whether the background of devices waits for a request that is announced.
+
+        Not for ever: requests may come one after the other, or none of them at all.
+        """
+        devices = [self._known(name) for name in alone]
+        for known in devices:
+            known.waits = now if known.waits is None else known.waits
+        return bool(devices) and not any(_has_waited(known, now) for known in devices)
 
     def _make_due(self) -> None:
         for device in self._state.devices:
@@ -201,6 +240,11 @@ class BackgroundRows:
 def is_background(sequence: ScheduledSequence) -> bool:
     """Return whether a sequence is of the lowest class."""
     return sequence.rank.priority >= BACKGROUND
+
+
+def _has_waited(known: _DeviceShare, now: int) -> bool:
+    """Return whether the background of a device has waited for announced requests for long enough."""
+    return known.waits is not None and now - known.waits > _EXPECTED
 
 
 def _is_active(sequence: ScheduledSequence) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 from runtime.config import ClusterConfig
 from runtime.control.overload import late_reason
+from runtime.control.scheduler_io import ExpectRequest
 from runtime.messages import RowsDone
 from runtime.scheduler.admission.bounding import Enters, RouteOf
 from runtime.scheduler.admission.waiting_queue import WaitingQueue
@@ -106,12 +107,18 @@ class OrderParts:
         del state.sequences[sequence.seq]
         state.users[sequence.chain.loaded_as] -= 1
         self._order.record_end(sequence, "error", now)
+        self.record_refusal(request.request, now)
         self._seating.refuse(request, late_reason(late), now)
 
-    def expect_request(self, request: str, now: int) -> None:
-        """Record that sequences of a request are about to come."""
+    def expect_request(self, event: ExpectRequest, now: int) -> None:
+        """Record that sequences of a request are about to come, or that they do not."""
         if self._background is not None:
-            self._background.expect_request(request, now)
+            self._background.expect_request(event.request, event.comes, now)
+
+    def record_refusal(self, request: str, now: int) -> None:
+        """Record that a request has come and does not run."""
+        if self._background is not None:
+            self._background.expect_request(request, False, now)
 
     def block(self, sequence: ScheduledSequence, route: Route) -> None:
         """Record a waiting sequence that finds no room."""

@@ -100,11 +100,8 @@ class DurableRuns:
 
     async def drop_ended(self) -> None:
         """Stop requests that were ended elsewhere: aborted or removed by a client that came to another server."""
-        mine = {
-            name: run
-            for name, run in self._runs.items()
-            if run.task is not None and run.stored.is_set() and not run.elsewhere
-        }
+        here = (run for run in self._runs.values() if run.task is not None and not run.elsewhere)
+        mine = {run.id: run for run in here if run.stored.is_set()}
         going = await self.store.read(partial(requests.unended_of, ids=list(mine))) if mine else set()
         for name in mine.keys() - going:
             run = mine[name]
@@ -179,16 +176,18 @@ class DurableRuns:
         if form.settle is not None:
             settled = settled or await form.settle(self._service, self.store, raw, principal)
             raw = settled.raw
-        self._service.driver.expect_request(request)
-        prepared = await prepare_served(self._service, form.body, raw, receipt)
-        if (known := matching_run(self._runs.get(request), digest)) is not None:  # the same one has come meanwhile
-            return known
-        if self.parking:
-            raise unavailable("The server is shutting down.")
-        most = self._service.config.max_queued
-        if settled is not None and settled.background and len(self._runs) >= most:  # no connection bounds those
-            raise overloaded(f"The server is full: {len(self._runs)} requests wait or run. Try again later.")
+        with self._service.announced(request):
+            prepared = await prepare_served(self._service, form.body, raw, receipt)
+            if (known := matching_run(self._runs.get(request), digest)) is not None:  # the same one has come meanwhile
+                return known
+            if self.parking:
+                raise unavailable("The server is shutting down.")
+            most = self._service.config.max_queued
+            if settled is not None and settled.background and len(self._runs) >= most:  # no connection bounds those
+                raise overloaded(f"The server is full: {len(self._runs)} requests wait or run. Try again later.")
         waits = self._places.locked() or self._broker is not None
+        if waits:
+            self._service.driver.expect_request(request, comes=False)
         stored = DurableRequest(
             id=request,
             kind=form.kind,

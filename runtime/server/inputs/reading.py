@@ -38,8 +38,9 @@ class Reading(Generic[B]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            with self._service.gate.place():
+            with self._service.gate.place() as place:
                 raw = await read_body(request, self._service.config.max_body_bytes)
+                place.count_request()
                 async with while_connected(receive):
                     document = await when_served(self._service, partial(self._answer, raw, client_key(request)))
                     await Response(document, media_type="application/json")(scope, receive, send)

@@ -180,9 +180,13 @@ def test_a_request_is_announced_where_lines_of_batches_have_a_share_of_their_own
     lines: list[bytes] = []
     with alone(log=lines.append, background_share=share) as driver:
         driver.expect_request("r-one")
+        driver.expect_request("r-two", comes=False)
         answered(driver, [request("one", range(1, 9))])
     events = [json.loads(line)[2] for line in lines[1:] if b"ExpectRequest" in line]
-    assert events == ([{"request": "r-one"}] if share else [])
+    told = [{"request": "r-one", "comes": True}, {"request": "r-two", "comes": False}]
+    assert events == (told if share else [])
+    driver.expect_request("r-three")
+    assert driver._scheduler_loop.idle, "nothing is kept for a loop that has ended"
 
 
 def test_a_model_that_is_unloaded_waits_for_who_runs_on_it_and_takes_requests_again_where_that_takes_too_long() -> None:

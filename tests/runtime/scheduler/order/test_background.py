@@ -16,6 +16,7 @@ from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
 M = counting_model("m", "1* 2 3* 4", max_model_len=1024)
+N = counting_model("n", "5* 6 7* 8", max_model_len=1024)
 
 
 def step(plan: Any) -> int:
@@ -173,6 +174,70 @@ def test_no_step_of_lines_begins_while_a_request_is_prepared(kind: str) -> None:
     assert begun(970, 1000) and begun(1000, 1005) <= 1 and not begun(1012, 1031) and begun(1031, 1033) == 1
     assert rows[1031] == {"i5"}, "lines do not go on in the moment before it is on the device"
     assert begun(1033, 1050) and begun(1170, 1200) and not begun(1212, 1250) and begun(1300, 1330)
+
+
+@pytest.mark.parametrize("how", ["refused", "refused by the scheduler", "elsewhere"])
+def test_lines_go_on_at_once_where_a_request_that_was_announced_does_not_run(how: str) -> None:
+    """Before the next tick. One of another model runs on another device."""
+    config = ClusterConfig(max_num_seqs=32, background_share=0.2, devices=2, placement="partition")
+    made = VirtualCluster((M, N), devices=2, pages=4000, config=config, costs=step, latency=MS // 100)
+    begun: list[int] = []
+
+    def seen(plan: Any) -> int:
+        if any(row.seq.startswith("line") for row in plan.rows):
+            begun.append(made.now)
+        return step(plan)
+
+    made.costs = seen
+    ask_interactive(made, 5, 100 * MS, 0)
+    ask_lines(made, 4, 200, 600 * MS)
+    made.at(1005 * MS, lambda: made.tell(ExpectRequest("r-other")))
+    if how == "refused":
+        made.at(1030 * MS, lambda: made.tell(ExpectRequest("r-other", comes=False)))
+    else:
+        model = "n" if how == "elsewhere" else "none"
+        other = request("other", [1, 2, 3], model=model, max_tokens=1, ignore_eos=True, arrival=1030 * MS)
+        made.ask(other, at=1030 * MS)
+    made.ticks(50 * MS, 1200 * MS)
+    made.run(until=1200 * MS)
+    assert made.told["line0"].events and (how != "elsewhere" or made.told["other"].last.finish == "length")
+    during = [at for at in begun if 1012 * MS <= at < 1050 * MS]
+    assert during and 1030 * MS <= during[0] < 1037 * MS, "not before, and without a tick"
+
+
+@pytest.mark.parametrize("cuts", [(), (2,)])
+def test_lines_go_on_while_requests_are_announced_that_never_come(cuts: tuple[int, ...]) -> None:
+    """A flood of requests that are refused: a step of lines about every 100 ms."""
+    config = ClusterConfig(max_num_seqs=32, background_share=0.2, devices=1 + len(cuts), placement="partition")
+    many = 1 + len(cuts)
+    made = VirtualCluster((M,), (cuts,), devices=many, pages=4000, config=config, costs=step, latency=MS // 100)
+    ask_interactive(made, 5, 100 * MS, 0)
+    ask_lines(made, 3, 200, 600 * MS)
+    made.ask(line(3, 2, 2000 * MS), at=2000 * MS)
+    for number in range(400):
+        made.at((1000 + 10 * number) * MS, lambda number=number: made.tell(ExpectRequest(f"r-{number}")))
+    made.ticks(50 * MS, 5000 * MS)
+    before: dict[str, int] = {}
+    made.at(1010 * MS, lambda: before.update(first=len(made.told["line0"].tokens)))
+    made.run(until=5000 * MS)
+    assert 20 <= len(made.told["line0"].tokens) - before["first"] <= 80
+    assert made.told["line3"].last.finish == "length", "they begin, too"
+
+
+def test_lines_go_on_beside_short_answers_of_which_the_next_is_always_announced() -> None:
+    """Neither are their rows paid beside steps that are not followed by others, nor do they find a moment alone."""
+    made = cluster(0.2)
+    ask_interactive(made, 5, 100 * MS, 0)
+    ask_lines(made, 3, 200, 600 * MS)
+    for number in range(5, 305):
+        at = (1000 + 10 * (number - 5)) * MS
+        made.at(at - 5 * MS, lambda number=number: made.tell(ExpectRequest(f"r-i{number}")))
+        ask_interactive(made, 1, 0, at, tokens=1, first=number)
+    made.ticks(50 * MS, 4000 * MS)
+    before: dict[str, int] = {}
+    made.at(1010 * MS, lambda: before.update(first=len(made.told["line0"].tokens)))
+    made.run(until=4000 * MS)
+    assert len(made.told["line0"].tokens) - before["first"] >= 15
 
 
 def test_lines_begin_beside_answers_however_often_requests_are_announced() -> None:

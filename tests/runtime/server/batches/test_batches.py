@@ -11,17 +11,11 @@ import openai
 import pytest
 from sqlalchemy import Connection
 
-from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ServerConfig
-from runtime.frontend.assemble import Receipt
-from runtime.frontend.errors import RequestError
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.queueing import requests
 from runtime.queueing.records import DurableRequest
-from runtime.server import request_runner
-from runtime.server.context import Service
 from runtime.server.durable.runs import DurableRuns
-from runtime.server.request_runner import Prepared
 from tests.runtime.server.batches.asking import content_of, ended, line, lines_of, results, submit
 from tests.runtime.server.harness import Running, eventually, running
 from zoo.errors import StoreError
@@ -235,49 +229,6 @@ def test_expiry_ends_what_is_under_way(slow: Running) -> None:
         assert len(answered) + len(missing) == 9 and missing
         assert {each["error"]["code"] for each in missing} == {"batch_expired"}
     assert eventually(lambda: slow.state()["running"] == 0 and slow.state()["waiting"] == 0, 30)
-
-
-def test_interactive_requests_do_not_wait_behind_a_batch(slow: Running) -> None:
-    with slow.client() as client:
-        batch = submit(client, [line(number, max_tokens=100) for number in range(12)]).id
-        assert eventually(lambda: slow.state()["running"] > 0, 30)
-        body: dict[str, Any] = line(0, max_tokens=2)["body"]
-        client.completions.create(**body)
-        counts = client.batches.retrieve(batch).request_counts
-        assert counts is not None and counts.completed < 12, "it did not wait for the batch's end"
-        client.batches.cancel(batch)
-        ended(client, batch)
-
-
-def test_interactive_requests_are_announced_before_they_are_prepared(
-    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    prepare = request_runner.prepare
-
-    def prepared(service: Service, kind: Any, raw: bytes, receipt: Receipt) -> Prepared:
-        told.append(f"prepared {receipt.id}")
-        return prepare(service, kind, raw, receipt)
-
-    monkeypatch.setattr(ClusterDriver, "expect_request", lambda _, request: told.append(f"expected {request}"))
-    monkeypatch.setattr(request_runner, "prepare", prepared)
-    body: dict[str, Any] = line(0)["body"]
-    for headers in {}, {"Idempotency-Key": "announced"}:
-        answer = client.completions.create(**body, extra_headers=headers)
-        assert told == [f"expected {answer.id}", f"prepared {answer.id}"]
-        told.clear()
-    ended(client, submit(client, [line(0)]).id)
-    assert len(told) == 1 and told[0].startswith("prepared"), "lines are not announced"
-    told.clear()
-
-    def refuse(*_: object) -> None:
-        raise RequestError("Too many requests.", status=429)
-
-    monkeypatch.setattr(Service, "admit", refuse)
-    for headers in {}, {"Idempotency-Key": "refused"}:
-        with pytest.raises(openai.RateLimitError):
-            client.with_options(max_retries=0).completions.create(**body, extra_headers=headers)
-    assert not told, "what a key may not ask for now would hold lines up"
 
 
 def test_a_defect_fails_its_line_and_a_lost_claim_nothing(

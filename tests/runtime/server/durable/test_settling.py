@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,7 +39,7 @@ class FailingBroker:
 def runs(monkeypatch: pytest.MonkeyPatch) -> DurableRuns:
     monkeypatch.setattr("runtime.server.durable.runs.RETRY_SECONDS", 0.01)
     service = SimpleNamespace(
-        config=SimpleNamespace(max_queued=4), driver=SimpleNamespace(alive=True, expect_request=lambda _: None)
+        config=SimpleNamespace(max_queued=4), driver=SimpleNamespace(alive=True), announced=lambda _: nullcontext()
     )
     return DurableRuns(cast(Any, service), cast(Any, None))
 
