@@ -31,7 +31,7 @@ class Counts(ctypes.Structure):
         sent, asked: Questions that native code, and Python, sent.
         attended: Questions of other agents that Python answered.
         answered: Those that native code answered. A call counts when it ends, a fifth of a second after the last one.
-        beside: Layers of which some rows had all pages here, with lent pages of others.
+        beside: Layers of which some rows had all pages here, with lent pages of the rest.
         chunks: Layers with tokens of prompts, with lent pages of some rows.
         misplaced: Native calls in either of these.
     """

@@ -1,6 +1,6 @@
 """Kill devices while loans stand, in clusters of agents in processes; what was lost with them.
 
-`lending` runs a small Llama in float32, whose tokens are those of transformers.
+`lending` runs a small Llama in float32: its tokens are those of transformers.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def put_long(bench: Bench) -> None:
 
 @contextmanager
 def lending(
-    bench: Bench, trace: Killing, config: ClusterConfig, settings: AgentSettings, pages: int = PAGES, **others: Any
+    bench: Bench, trace: Killing, config: ClusterConfig, settings: AgentSettings, pages: int = PAGES, **process: Any
 ) -> Iterator[ClusterDriver]:  # fmt: skip
-    """Run `long` over agents in processes. `pages`: of each; `others`: fields of ProcessConfig."""
+    """Run `long` over agents in processes. `pages`: of each; `process`: fields of ProcessConfig."""
     half = half_page(bench.store, CONFIG, ["long"])
     engine = replace(CONFIG, kv_cache_memory_bytes=2 * half * pages)
     described = describe_chain(bench.store, "long", engine, half, 1)
@@ -120,7 +120,7 @@ def lending(
         "store": str(bench.store.root), "database": None, "config": msgspec.to_builtins(engine), "half_page": half,
         "threads": 1,
     }  # fmt: skip
-    made = ProcessConfig(Preparation("staged", staged), settings=settings, beat_seconds=0.1, **others)
+    made = ProcessConfig(Preparation("staged", staged), settings=settings, beat_seconds=0.1, **process)
     lives = LifeConfig(starts=10_000, backoff_seconds=0.05, backoff_most=0.25)
     driver = ClusterDriver(
         [described.chain], described.blocks, [f"agent-{at}" for at in range(config.devices)], ProcessLauncher(made),
