@@ -166,6 +166,10 @@ def test_only_events_do_not_wait_for_the_disk(queue: QueueDatabase) -> None:
             journal.append("cmpl-1", 2, b"b"), journal.write(partial(requests.put, requests=[made(4)]))
         )
         assert not unsynced()
+        again = journal.append("cmpl-1", 2, b"b"), journal.write(partial(requests.put, requests=[made(5)]))
+        outcomes = await asyncio.gather(*again, return_exceptions=True)
+        assert [type(each) for each in outcomes] == [StoreError, type(None)]
+        assert not unsynced(), "a transaction that is done again is what it was"
         await journal.close()
 
     asyncio.run(main())
@@ -211,9 +215,12 @@ def outcomes_of(queue: QueueDatabase, *writes: Callable[[Journal], Awaitable[Any
     """Return the results of writes of one transaction, or what they raise."""
 
     async def main() -> list[Any]:
-        journal = Journal(queue, gather=0.2)
+        journal = Journal(queue)
         async with asyncio.timeout(30):
-            found = await asyncio.gather(*(each(journal) for each in writes), return_exceptions=True)
+            with journal._change:  # its thread takes all of them at once
+                tasks = [asyncio.ensure_future(each(journal)) for each in writes]
+                await asyncio.sleep(0)
+            found = await asyncio.gather(*tasks, return_exceptions=True)
         await journal.close()
         return found
 
@@ -250,6 +257,23 @@ def test_a_transaction_that_cannot_be_committed_harms_no_other(queue: QueueDatab
     with queue.reading() as connection:
         assert requests.events(connection, "cmpl-1") == [b"a"]
         assert requests.unended_of(connection, ["cmpl-1", "cmpl-2", "cmpl-3"]) == {"cmpl-1", "cmpl-3"}
+
+
+def test_a_write_of_which_the_task_was_cancelled_keeps_no_other_waiting(queue: QueueDatabase) -> None:
+    put(queue, made(1, state="running"))
+
+    async def main() -> None:
+        journal = Journal(queue, gather=0.2)
+        gone, stays = (asyncio.create_task(journal.append("cmpl-1", ordinal, b"a")) for ordinal in range(2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        async with asyncio.timeout(30):
+            assert await stays
+        await journal.close()
+
+    asyncio.run(main())
+    with queue.reading() as connection:
+        assert requests.events(connection, "cmpl-1") == [b"a"] * 2
 
 
 @contextmanager

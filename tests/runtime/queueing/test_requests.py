@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import event, func, select, text
 
 from runtime.queueing import requests
 from runtime.queueing.database import QueueDatabase
@@ -261,3 +261,27 @@ def test_no_server_ends_a_request_while_another_one_writes_its_events(postgres_s
         with second.writing() as other:
             assert requests.finish(other, "cmpl-1", "cancelled", GIVEN_UP, NOW)
             assert other.execute(select(func.count()).select_from(EventRow)).scalar_one() == 0
+
+
+@pytest.mark.postgres
+def test_no_events_are_written_while_another_server_ends_a_request_behind_those_that_it_has_seen(
+    postgres_server: str,
+) -> None:
+    """Clients would have seen more than the answer that is stored was made from."""
+    shared, tried = postgres.new_database(postgres_server), list[bool]()
+    with closing(QueueDatabase(shared)) as first, closing(QueueDatabase(shared)) as second:
+        put(first, made(1, state="running"))
+
+        @event.listens_for(second._database.engine, "before_cursor_execute")
+        def end(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            if statement.startswith("UPDATE queue_requests"):
+                tried.append(True)
+                with pytest.raises(StoreBusy), first.writing() as connection:
+                    connection.execute(text("SET LOCAL lock_timeout = 100"))
+                    requests.append(connection, [("cmpl-1", 0, b"a")])
+
+        with second.writing() as other:
+            assert requests.finish(other, "cmpl-1", "cancelled", GIVEN_UP, NOW, events=0)
+        assert tried
+        with first.writing() as connection:
+            assert requests.append(connection, [("cmpl-1", 0, b"a")]) == set()

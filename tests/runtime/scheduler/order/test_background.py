@@ -141,7 +141,7 @@ def test_a_line_that_comes_behind_a_request_waits_for_the_next_look_at_what_is_s
     assert not both
 
 
-@pytest.mark.parametrize("kind", ["decode", "prompts", "chunks"])
+@pytest.mark.parametrize("kind", ["decode", "prompts", "chunks", "paused"])
 def test_no_step_of_lines_begins_while_a_request_is_prepared(kind: str) -> None:
     """They go on once it has ended; one that was announced and does not come holds them for 50 ms, until a tick."""
     made, steps = cluster(0.2), list[int]()
@@ -158,7 +158,7 @@ def test_no_step_of_lines_begins_while_a_request_is_prepared(kind: str) -> None:
 
     made.costs = seen
     ask_interactive(made, 5, 100 * MS, 0)
-    if kind == "decode":
+    if kind in ("decode", "paused"):
         ask_lines(made, 4, 200, 600 * MS)
     elif kind == "prompts":
         feed_lines(made, 2000, 1, 600 * MS, open_at_once=2)
@@ -166,6 +166,9 @@ def test_no_step_of_lines_begins_while_a_request_is_prepared(kind: str) -> None:
         made.scheduler._state.config = replace(made.scheduler._state.config, prefill_chunk=8)
         long = request("line0", [1] * 1000, max_tokens=4, ignore_eos=True, priority=BACKGROUND, arrival=600 * MS)
         made.ask(long, at=600 * MS)
+    if kind == "paused":
+        made.ask(request("another", [1] * 8, max_tokens=20, ignore_eos=True, arrival=700 * MS), at=700 * MS)
+        made.at(750 * MS, lambda: made.tell(PauseSequence("another", None)))
     made.at(1000 * MS, lambda: made.tell(ExpectRequest("r-i5")))
     ask_interactive(made, 1, 0, 1031 * MS, tokens=1, first=5)
     made.at(1200 * MS, lambda: made.tell(ExpectRequest("refused")))
@@ -173,7 +176,7 @@ def test_no_step_of_lines_begins_while_a_request_is_prepared(kind: str) -> None:
     made.run(until=1400 * MS)
     assert begun(970, 1000) and begun(1000, 1005) <= 1 and not begun(1012, 1031) and begun(1031, 1033) == 1
     assert rows[1031] == {"i5"}, "lines do not go on in the moment before it is on the device"
-    assert begun(1033, 1050) and begun(1170, 1200) and not begun(1212, 1250) and begun(1300, 1330)
+    assert begun(1033, 1050) and begun(1170, 1200) and not begun(1212, 1250) and begun(1300, 1350) > 4
 
 
 @pytest.mark.parametrize("how", ["refused", "refused by the scheduler", "elsewhere"])
@@ -222,6 +225,19 @@ def test_lines_go_on_while_requests_are_announced_that_never_come(cuts: tuple[in
     made.run(until=5000 * MS)
     assert 20 <= len(made.told["line0"].tokens) - before["first"] <= 80
     assert made.told["line3"].last.finish == "length", "they begin, too"
+
+
+def test_a_line_begins_where_nothing_runs_and_requests_are_announced_that_never_come() -> None:
+    made = cluster(0.2)
+    made.ask(line(0, 2, 100 * MS), at=100 * MS)
+    for number in range(400):
+        made.at((1000 + 10 * number) * MS, lambda number=number: made.tell(ExpectRequest(f"r-{number}")))
+    made.ask(line(1, 2, 2005 * MS), at=2005 * MS)
+    made.ticks(50 * MS, 3000 * MS)
+    made.run(until=2050 * MS)
+    assert not made.told["line1"].events
+    made.run(until=3000 * MS)
+    assert made.told["line1"].last.finish == "length"
 
 
 def test_lines_go_on_beside_short_answers_of_which_the_next_is_always_announced() -> None:

@@ -173,9 +173,7 @@ def test_nothing_is_announced_where_there_are_no_batches(tokenizer: Tokenizer, t
     assert told == [f"prepared {answer.id}"]
 
 
-def test_a_request_of_which_the_body_is_still_to_come_takes_no_seats_from_lines(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_request_takes_seats_from_lines_once_its_body_is_there(tokenizer: Tokenizer, tmp_path: Path) -> None:
     config, queue = ServerConfig(max_num_seqs=8), str(tmp_path / "q")
     with (
         running(tokenizer, config=config, pages=4096, queue=queue, pace=lambda _: time.sleep(0.01)) as server,
@@ -186,12 +184,21 @@ def test_a_request_of_which_the_body_is_still_to_come_takes_no_seats_from_lines(
             batch = submit(client, [line(number, max_tokens=200) for number in range(12)]).id
             assert eventually(lambda: server.state()["running"] == 7, 30)
             assert server.gate.places_in_use == 1
+            client.batches.cancel(batch)
+            ended(client, batch)
+        with server.gate.place() as place:
+            place.count_request()
+            batch = submit(client, [line(number, max_tokens=200) for number in range(12)]).id
+            assert eventually(lambda: server.state()["running"] == 1, 30)
+            assert not eventually(lambda: server.state()["running"] > 1, 0.3)
+        assert eventually(lambda: server.state()["running"] == 7, 30)
         client.batches.cancel(batch)
         ended(client, batch)
 
 
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}])
 def test_a_file_is_checked_once_no_request_is_there(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
 ) -> None:
     """At the latest after a while, which is long here."""
     monkeypatch.setattr(intake, "_PATIENCE", LIMIT)
@@ -201,7 +208,7 @@ def test_a_file_is_checked_once_no_request_is_there(
         server.client() as client,
         ThreadPoolExecutor(1) as pool,
     ):
-        answer = pool.submit(lambda: client.completions.create(**BODY))
+        answer = pool.submit(lambda: client.completions.create(**BODY, extra_headers=headers))
         assert eventually(lambda: server.state()["running"] == 1, 30)
         batch = submit(client, [line(number) for number in range(40)]).id
         assert not eventually(lambda: client.batches.retrieve(batch).status != "validating", 0.3)

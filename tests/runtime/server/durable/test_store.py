@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
+import pytest
+from sqlalchemy import Connection, text
 
 from runtime.queueing import batches, requests
 from runtime.queueing.database import QueueDatabase
 from runtime.queueing.journal import Journal
 from runtime.server.durable.store import RequestStore
+from tests import postgres
 from tests.runtime.queueing.test_batches import NOW, batch, line
 from tests.runtime.queueing.test_requests import GIVEN_UP, made
+from zoo.errors import StoreBusy
 
 
 def test_requests_and_answers_wait_for_the_disk_and_starts_do_not(tmp_path: Path, monkeypatch: Any) -> None:
@@ -71,3 +75,34 @@ def test_a_line_does_not_begin_once_its_batch_has_stopped(tmp_path: Path) -> Non
 
     with closing(QueueDatabase(tmp_path / "queue")) as database:
         asyncio.run(main(RequestStore(database), database))
+
+
+@pytest.mark.postgres
+def test_no_server_stops_a_batch_while_another_one_begins_a_line_of_it(postgres_server: str) -> None:
+    """It would not find what has begun, and charge it to no key."""
+    shared = postgres.new_database(postgres_server)
+    stop = partial(batches.change, batch="batch_1", since=("in_progress",), now=NOW, status="cancelling")
+
+    async def main(store: RequestStore, queue: QueueDatabase, other: QueueDatabase) -> None:
+        with queue.writing() as connection:
+            batches.put(connection, batch(1, status="in_progress"))
+            batches.add_lines(connection, [line(1)])
+            (claimed,) = requests.claim(connection, owner=queue.server, batch="batch_1")
+
+        def stop_beside(_: Connection) -> None:
+            with pytest.raises(StoreBusy), other.writing() as connection:
+                connection.execute(text("SET LOCAL lock_timeout = 100"))
+                stop(connection)
+
+        store.open()
+        with store.journal._change:  # its thread takes both at once
+            both = asyncio.gather(store.begin(claimed, "m", "v"), store.journal.write(stop_beside))
+            await asyncio.sleep(0)
+        assert await both == [True, None] and store.journal.counts.commits == 1
+        with other.writing() as connection:
+            assert stop(connection)
+            assert [each.id for each in requests.begun_lines(connection, "batch_1")] == [claimed.id]
+        await store.close()
+
+    with closing(QueueDatabase(shared)) as first, closing(QueueDatabase(shared)) as second:
+        asyncio.run(main(RequestStore(first), first, second))
