@@ -102,8 +102,9 @@ def test_known_questions_are_answered_until_something_else_is_ready(
     assert [int.from_bytes(theirs.recv(ROOM)[:8], "little") for _ in range(4)] == [7, 8, 9, 10]
     beside, ring = socket.socketpair()
     ring.send(b"x")
-    begin = time.monotonic()
-    assert exchange.known.answer([PacketPlace(mine.fileno(), 4, 11)], [beside.fileno()], 5.0) == ((0,), -1, b"")
+    begin, quiet = time.monotonic(), theirs.fileno()
+    for files in ([beside.fileno()], [quiet, beside.fileno()], [beside.fileno(), quiet]):
+        assert exchange.known.answer([PacketPlace(mine.fileno(), 4, 11)], files, 5.0) == ((0,), -1, b"")
     theirs.send((4).to_bytes(8, "little") + bytes([1]) + queries)
     theirs.send((5).to_bytes(8, "little") + bytes([1]) + queries)
     done = exchange.known.answer([PacketPlace(mine.fileno(), 4, 11)], [beside.fileno()], 5.0)
@@ -214,6 +215,11 @@ def test_a_connection_that_breaks_is_left_to_python(
     place = PacketPlace(mine.fileno(), 0, 0)
     assert exchange.known.answer([place], [], 5.0) == AnsweredQuestions((0,))
     assert exchange.known.answer([place], [], 5.0) == ((0,), 0, b"")
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine:
+        mine.send(b"unread")
+        theirs.close()
+        assert exchange.receiver.receive(mine.fileno(), 5.0) == b""
     assert time.monotonic() - begin < 4.0
 
 
