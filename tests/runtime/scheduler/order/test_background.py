@@ -12,6 +12,7 @@ from runtime.control.scheduler_io import ExpectRequest, PauseSequence
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.scheduler.order.background import BackgroundRows
 from runtime.types import BACKGROUND, SequenceRequest
+from tests.runtime.scheduler.order.test_planning import interleave, swapping
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -225,6 +226,29 @@ def test_lines_go_on_while_requests_are_announced_that_never_come(cuts: tuple[in
     made.run(until=5000 * MS)
     assert 20 <= len(made.told["line0"].tokens) - before["first"] <= 80
     assert made.told["line3"].last.finish == "length", "they begin, too"
+
+
+def test_a_request_that_is_refused_as_late_holds_no_line_of_a_batch_up() -> None:
+    """It was announced: lines go on as soon as it is refused, without a tick."""
+    made, begun = swapping(overload="reject", share=0.2), list[int]()
+
+    def seen(plan: Any) -> int:
+        if plan.rows:
+            begun.append(made.now)
+        return MS
+
+    made.costs = seen
+    interleave(made, 12)
+    line = request("line", (1, 2, 3), "m0", max_tokens=50, ignore_eos=True, priority=BACKGROUND, arrival=5_000 * MS)
+    made.ask(line, at=5_000 * MS)
+    made.at(5_110 * MS, lambda: made.tell(ExpectRequest("r-late")))
+    late = request("late", (1, 2, 3), "m0", max_tokens=4, ignore_eos=True, arrival=5_130 * MS)
+    made.ask(replace(late, slo_ms=1), at=5_130 * MS)
+    made.ticks(50 * MS, 6_000 * MS)
+    made.run(until=6_000 * MS)
+    assert made.told["late"].last.finish == "error"
+    during = [each // MS for each in begun if 5_112 * MS <= each < 5_150 * MS]
+    assert during and 5_130 <= during[0] <= 5_132
 
 
 def test_a_line_begins_where_nothing_runs_and_requests_are_announced_that_never_come() -> None:

@@ -11,13 +11,12 @@ import pytest
 
 from runtime.config import ClusterConfig, ControlConfig, OrderConfig
 from runtime.control.overload import retry_after
-from runtime.control.scheduler_io import ExpectRequest, PlanSolved, SolvePlan
+from runtime.control.scheduler_io import PlanSolved, SolvePlan
 from runtime.policy.slo.plan.evaluation import evaluate
 from runtime.policy.slo.plan.problem import PlanScore
 from runtime.scheduler.order.plan_problem import Planning, planning_of
 from runtime.scheduler.order.plan_solver import solution_of
 from runtime.scheduler.order.planning import Plans, _clearly_less
-from runtime.types import BACKGROUND
 from tests.runtime.scheduler.residency.test_swapping import Swapping, family
 from tests.runtime.scheduler.virtual_cluster import MS
 from tests.runtime.virtual import request
@@ -257,29 +256,6 @@ def test_requests_that_would_be_late_are_refused_if_asked_for() -> None:
     refused = [told.last.error for told in made.told.values() if told.last.finish == "error"]
     assert refused
     assert all(retry_after(each or "") for each in refused)
-
-
-def test_a_request_that_is_refused_as_late_holds_no_line_of_a_batch_up() -> None:
-    """It was announced: lines go on as soon as it is refused, without a tick."""
-    made, begun = swapping(overload="reject", share=0.2), list[int]()
-
-    def seen(plan: Any) -> int:
-        if plan.rows:
-            begun.append(made.now)
-        return MS
-
-    made.costs = seen
-    interleave(made, 12)
-    line = request("line", (1, 2, 3), "m0", max_tokens=50, ignore_eos=True, priority=BACKGROUND, arrival=5_000 * MS)
-    made.ask(line, at=5_000 * MS)
-    made.at(5_110 * MS, lambda: made.tell(ExpectRequest("r-late")))
-    late = request("late", (1, 2, 3), "m0", max_tokens=4, ignore_eos=True, arrival=5_130 * MS)
-    made.ask(replace(late, slo_ms=1), at=5_130 * MS)
-    made.ticks(50 * MS, 6_000 * MS)
-    made.run(until=6_000 * MS)
-    assert made.told["late"].last.finish == "error"
-    during = [each // MS for each in begun if 5_112 * MS <= each < 5_150 * MS]
-    assert during and 5_130 <= during[0] <= 5_132
 
 
 def test_a_plan_that_nobody_asked_for_is_ignored() -> None:
