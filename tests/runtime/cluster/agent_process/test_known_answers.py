@@ -171,18 +171,6 @@ def test_a_changed_loan_is_no_longer_the_known_one(sides: Sides) -> None:
     assert [told(sides.link, question(0), arrays) for _ in range(3)] == [first] * 3
 
 
-def test_loans_of_some_layers_are_answered_in_these(sides: Sides) -> None:
-    """Their first one is not the hop's; a question to two of them is for the layers that both have."""
-    for loan, first in ((1, 4), (2, 5)):
-        sides.creditor.lent.hold_loan(loan, sides.creditor.pages[loan - 1], SETS * PAGE, "d0", first)
-    for step in range(4):
-        for loans, layers in (((1,), (4, 5, 6)), ((2,), (5, 6, 7)), ((1, 2), (5, 6))):
-            for layer in layers:
-                query, arrays = question(layer, loans), queries(len(loans), 10 * step + layer)
-                assert told(sides.link, query, arrays) == sides.creditor.answer(query, arrays)
-    assert sides.creditor.calls < 3 * 8, "each of eight questions once, of four times"
-
-
 def test_a_loan_that_changes_while_it_is_attended_to_is_not_learnt(sides: Sides) -> None:
     lent, arrays, attend = sides.creditor.lent, queries(1, 3), sides.creditor.attend_loans
 
