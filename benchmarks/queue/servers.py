@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -43,11 +43,20 @@ class KillableServer:
 
 @contextmanager
 def serving(
-    store: str, model: str, options: Sequence[str], program: Sequence[str] = ("-c", _MAIN)
+    store: str,
+    model: str,
+    options: Sequence[str],
+    program: Sequence[str] = ("-c", _MAIN),
+    log: IO[str] | int = subprocess.DEVNULL,
 ) -> Iterator[KillableServer]:
-    """Serve a model of a store, or several with commas, until the block ends. `program`: what Python runs as `zoo`."""
+    """Serve a model of a store, or several with commas, until the block ends.
+
+    Args:
+        program: What Python runs as `zoo`.
+        log: Gets what the server logs.
+    """
     command = [sys.executable, *program, "serve", "--store", store, "--port", "0", *options, *model.split(",")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         line = process.stdout.readline() if process.stdout else ""
         if not line:

@@ -4,9 +4,10 @@
 
 `zoo serve` runs three agent processes: one for prompts, one that decodes, and one that changes from prompts to decoding
 and back, `--flips` times in all, while clients ask one request after another. Each request is answered before without
-any change: `equal` is the share with the same tokens. `flip_ms`: time of `POST /zoo/roles` as its client sees it, with
-HTTP; what runs finishes where it is, so that nothing is drained. `live_ms`: the same of `GET /live`, which does
-nothing. `same_processes`: whether no agent was started again;
+any change: `equal` is the share with the same tokens. `server_ms`: time of `POST /zoo/roles` in the server by its log,
+from the headers read to the answer given, with the change in force; what runs finishes where it is, so that nothing is
+drained. `flip_ms`: the same as its client sees it, which waits for a core beside agents that compute. `live_ms`: the
+same of `GET /live`, which does nothing. `same_processes`: whether no agent was started again;
 `loads`: measured loads of stages while roles changed.
 """
 
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from benchmarks.queue.servers import KillableServer, serving
@@ -27,6 +30,7 @@ from benchmarks.reports import deliver
 _OPTIONS = ("--agents", "3", "--roles", "prefill,decode,prefill", "--backend", "processes")
 _AGENT = "agent-2"
 _PAUSE = 0.5
+_CHANGED = re.compile(r"POST '/zoo/roles' 200 ([0-9.]+)s")
 
 
 def bodies(model: str, count: int, tokens: int) -> list[dict[str, Any]]:
@@ -88,7 +92,7 @@ def loads(found: dict[str, Any]) -> int:
 def measured(store: str, model: str, flips: int, clients: int, tokens: int) -> dict[str, Any]:
     """Return the measurements of one server."""
     requests = bodies(model, 16, tokens)
-    with serving(store, model, _OPTIONS) as server:
+    with TemporaryFile("w+") as log, serving(store, model, _OPTIONS, log=log) as server:
         with server.http() as http:
             alone = [http.post("/v1/completions", json=each).json()["choices"][0]["token_ids"] for each in requests]
             for names in (("decode", "decode", "prefill"), ("prefill", "decode", "prefill")):
@@ -113,6 +117,9 @@ def measured(store: str, model: str, flips: int, clients: int, tokens: int) -> d
                 idle.append((time.perf_counter() - begin) * 1000)
             load.end()
         after = state(server)
+        log.seek(0)
+        # Those before the load are no measurement.
+        inside = [1000 * float(took) for took in _CHANGED.findall(log.read())][-flips:]
     every = sorted(each for some in took.values() for each in some)
     return {
         "flips": len(every),
@@ -122,6 +129,7 @@ def measured(store: str, model: str, flips: int, clients: int, tokens: int) -> d
             "most": every[-1],
             **{f"to_{role}_median": statistics.median(some) for role, some in took.items()},
         },
+        "server_ms": {"median": statistics.median(inside), "p95": p95(inside), "most": max(inside)},
         "live_ms": {"median": statistics.median(idle), "p95": p95(idle), "most": max(idle)},
         "answers": len(load.answers),
         "errors": load.errors,

@@ -91,7 +91,7 @@ class Guard:
                 await error_reply(_no_key(), scope["path"])(scope, receive, named_send)
         finally:
             _log.info(
-                "%s %.200r %d %.3fs id=%s", scope["method"], scope["path"], status, time.monotonic() - began, name
+                "%s %.200r %d %.4fs id=%s", scope["method"], scope["path"], status, time.monotonic() - began, name
             )
 
     def _knows(self, scope: Scope) -> bool:
