@@ -123,11 +123,16 @@ class PacketHead:
 
 
 class PacketQuestion(NamedTuple):
-    """A question that goes out as a packet, and the answer that comes back: both up to their arrays."""
+    """A question to a creditor that goes out as a packet, and the answer that comes back: both up to their arrays.
 
-    place: PacketPlace
+    `shape`, `nbytes`: of its queries.
+    """
+
+    creditor: str
     question: PacketHead
     answer: PacketHead
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 class AnsweredQuestions(NamedTuple):
@@ -147,16 +152,30 @@ class AnsweredQuestions(NamedTuple):
 class PacketLoanLink(LoanLink, Protocol):
     """Reach creditors by packets of this process's own."""
 
+    @property
+    def turn(self) -> int:
+        """Prepared questions are good for as long as this is the same."""
+        ...
+
     def prepare_packets(
         self, asks: Sequence[tuple[str, LoanQuery]], dtype: str, shape: tuple[int, ...]
     ) -> Sequence[PacketQuestion] | None:
         """Return the packets of questions to these creditors, with queries of this type and shape.
 
-        None: they do not go this way, and `send_query` takes them. Nothing else is sent until `count_packets`.
+        None: they do not go this way, and `send_query` takes them.
         """
         ...
 
-    def count_packets(self, sent: int, received: int, packet: bytes | None) -> Sequence[int]:
+    def find_places(self, questions: Sequence[PacketQuestion]) -> Sequence[PacketPlace] | None:
+        """Return where each of these questions, each to another creditor, may go now, and its answer comes.
+
+        None: they do not go this way now. Nothing else is sent until `count_packets`. Raises LoanLost.
+        """
+        ...
+
+    def count_packets(
+        self, questions: Sequence[PacketQuestion], sent: int, received: int, packet: bytes | None
+    ) -> Sequence[int]:
         """Take it that the first of these questions were sent, and the first of their answers received.
 
         `packet`: what came instead of the next answer. Returns the tickets of the answers that are still to come.

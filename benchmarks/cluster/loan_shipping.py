@@ -5,10 +5,11 @@
 
 One sequence of 32 heads of 64 values, of which another process holds the first `--lent` tokens and this one the
 `--here` latest; the last `--tokens` attend. Two processes of one thread each, joined by the agents' side link, as
-served. The three take turns; the first round, in which kernels and estimates settle, is left out.
+served: with native exchange where it can be. The three take turns; the first round, in which kernels and estimates
+settle, is left out.
 
 - `ms`: of a layer, for each of the three; medians of the rounds.
-- `over_best`: time of `cheapest` over the shorter one of both others, in each round; median, least, most.
+- `over_best`: time of `cheapest` over that of the other one whose median is shorter, by round; median, least, most.
 - `pages`: share of the layers for which `cheapest` asked for pages.
 - `bytes`: of queries with partial attention, and of pages.
 - `error`: largest difference between the results with queries and with pages.
@@ -21,21 +22,23 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
-from benchmarks.cluster.remote_attention import HEADS, PAGE, WIDTH, ContextPart, Shape, lend
+from benchmarks.cluster.remote_attention import HEADS, PAGE, WIDTH, ContextPart, CreditorEngine, Shape, lend
 from benchmarks.reports import deliver
 from runtime.chains import Array
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, side_messengers
 from runtime.engine.attention.away import AwayAttention, Creditors
+from runtime.engine.attention.native_away import PacketCreditors
+from runtime.engine.kernels.exchange import NativeAway, native_away
 from runtime.engine.step.context import AwayRow, PagedMetadata, RowSpan
 from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery
 from runtime.policy.lending.shipping import page_bytes, query_bytes
+from runtime.transport.channels.seqpacket import PACKET_BYTES
 from runtime.types import SentAway
 
 
@@ -65,12 +68,14 @@ def paging_of(held: ContextPart, lent: int, here: int, tokens: int) -> PagedMeta
 
 
 def point(
-    held: ContextPart, links: Mapping[LoanShipping, CountedLink], given: argparse.Namespace, tokens: int, lent: int
+    held: ContextPart, link: SideClient, call: NativeAway | None, given: argparse.Namespace, tokens: int, lent: int
 ) -> dict[str, Any]:
     """Return the figures of one point of the grid."""
     now = held.now._replace(query=held.now.query[:tokens])
+    links: dict[LoanShipping, CountedLink] = {how: CountedLink(link) for how in get_args(LoanShipping)}
     made = {how: torch.zeros(tokens, HEADS, WIDTH, dtype=now.query.dtype) for how in links}
-    reached = {how: Creditors(link, how) for how, link in links.items()}
+    native = None if call is None else PacketCreditors(link, call)
+    reached = {how: Creditors(each, how, native=native) for how, each in links.items()}
     taken: dict[LoanShipping, list[float]] = {how: [] for how in links}
     before = 0
     for turn in range(given.rounds + 1):
@@ -82,14 +87,15 @@ def point(
             for _ in range(given.layers):
                 backend.decode(0, now, made[how])
             taken[how] += [time.perf_counter() - begin] if turn else []
-    ratios = [c / min(q, p) for q, p, c in zip(taken["query"], taken["pages"], taken["cheapest"], strict=True)]
-    size = now.query.element_size()
+    best = min(taken["query"], taken["pages"], key=statistics.median)
+    ratios = [mine / other for mine, other in zip(taken["cheapest"], best, strict=True)]
+    size, width = now.query.element_size(), now.key.element_size()
     return {
         "tokens": tokens, "lent": lent,
         "ms": {how: round(1e3 * statistics.median(each) / given.layers, 3) for how, each in taken.items()},
         "over_best": [round(each, 3) for each in (statistics.median(ratios), min(ratios), max(ratios))],
         "pages": round((links["cheapest"].pulled - before) / (given.rounds * given.layers), 2),
-        "bytes": [query_bytes(tokens, HEADS, WIDTH, size, 8), page_bytes(lent, given.kv_heads, WIDTH, size)],
+        "bytes": [query_bytes(tokens, HEADS, WIDTH, size, 8), page_bytes(lent, given.kv_heads, WIDTH, width)],
         "error": float((made["query"].float() - made["pages"].float()).abs().max()),
     }  # fmt: skip
 
@@ -107,10 +113,11 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
         peers = SidePeers()
         peers.update({"d1": (1, lender.recv())})
         server, messenger = side_messengers("d0", 1, f"unix://{folder}/d0", None, None)
-        link = SideClient(messenger, peers, 30.0)
         held = ContextPart(shape, most // PAGE, shape.groups)
-        links = {how: CountedLink(link) for how in get_args(LoanShipping)}
-        rows = [point(held, links, given, tokens, lent) for tokens in given.tokens for lent in given.lent]
+        exchange = CreditorEngine(held).exchange_packets(PACKET_BYTES)
+        link = SideClient(messenger, peers, 30.0, None if exchange is None else exchange.receiver)
+        call = None if exchange is None else native_away(held.kernels, PACKET_BYTES)
+        rows = [point(held, link, call, given, tokens, lent) for tokens in given.tokens for lent in given.lent]
         lender.send(None)
         child.join()
         link.close()

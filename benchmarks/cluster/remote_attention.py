@@ -33,9 +33,10 @@ from benchmarks.reports import deliver
 from runtime.chains import Array
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideServer, side_messengers
 from runtime.config import EngineConfig
-from runtime.engine.attention.away import AwayAttention, Creditors, PacketCreditors
+from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages, native_exchange
+from runtime.engine.attention.native_away import PacketCreditors
 from runtime.engine.kernels.exchange import native_away
 from runtime.engine.kernels.paged_attention import native_attention
 from runtime.engine.layers.operations import NativeOperations
@@ -67,10 +68,10 @@ class Shape:
         return self.context // PAGE
 
     def values(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return K and V [context, kv_heads, width] and the query, the same in each process."""
+        """Return K and V [context, kv_heads, width] and the query, float32 as in programs, the same in each process."""
         made, dtype = torch.Generator().manual_seed(0), getattr(torch, self.dtype)
         k, v = (torch.randn(self.context, self.kv_heads, WIDTH, generator=made).to(dtype) for _ in range(2))
-        return k, v, torch.randn(self.queries, HEADS, WIDTH, generator=made).to(dtype)
+        return k, v, torch.randn(self.queries, HEADS, WIDTH, generator=made)
 
 
 class ContextPart:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
 from runtime.chains import Array
-from runtime.loans import PacketHead, PacketPlace, PacketQuestion, PacketReceiver
+from runtime.loans import PacketPlace, PacketQuestion, PacketReceiver
 from runtime.messages import AttendLoans, LoansAttended
 from runtime.transport.messenger import Messenger
 from runtime.transport.packets import PacketLink, head_of, numbered
@@ -22,31 +21,20 @@ from runtime.transport.wire import ITEM_BYTES
 _MOST_HEADS = 1024
 
 
-class _Exchange(NamedTuple):
-    """A question and its answer, up to their arrays, and the shape and bytes of the queries."""
-
-    question: PacketHead
-    answer: PacketHead
-    shape: tuple[int, ...]
-    nbytes: int
-
-
 class PacketQuestions:
     """Questions of one debtor. For its messenger's thread."""
 
     def __init__(self, messenger: Messenger, receiver: PacketReceiver) -> None:
         self._messenger, self._receiver = messenger, receiver
         #: Questions under way that were sent here, by ticket.
-        self._open: dict[int, tuple[PacketLink, _Exchange]] = {}
-        #: Questions that were prepared last, with their creditors.
-        self._prepared: list[tuple[str, PacketLink, _Exchange]] = []
+        self._open: dict[int, tuple[PacketLink, PacketQuestion]] = {}
 
     def send(self, ticket: int, creditor: str, asked: AttendLoans, arrays: tuple[Array, ...]) -> bool:
         """Send a question; False, with nothing sent, if it does not go this way."""
         link = self._messenger.packets(creditor)
         if link is None or len(arrays) != 1:
             return False
-        known = _exchange_of(asked, arrays[0].dtype, arrays[0].shape)
+        known = _question_of(creditor, asked, arrays[0].dtype, arrays[0].shape)
         if known is None or memoryview(arrays[0].data).nbytes != known.nbytes:
             return False
         if not link.send(known.question, arrays[0].data):
@@ -57,30 +45,40 @@ class PacketQuestions:
     def prepare(
         self, asks: Sequence[tuple[str, AttendLoans]], dtype: str, shape: tuple[int, ...]
     ) -> list[PacketQuestion] | None:
-        """Return the packets of these questions, each to another creditor; None if one does not go this way."""
-        self._prepared, out = [], []
-        for creditor, asked in asks:
-            link, known = self._messenger.packets(creditor), _exchange_of(asked, dtype, shape)
-            place = None if link is None else link.find_place()
-            if link is None or known is None or place is None:
-                return None
-            self._prepared.append((creditor, link, known))
-            out.append(PacketQuestion(place, known.question, known.answer))
-        return out
+        """Return the packets of these questions; None if one is too long."""
+        made = [_question_of(creditor, asked, dtype, shape) for creditor, asked in asks]
+        known = [each for each in made if each is not None]
+        return known if len(known) == len(made) else None
 
-    def count(self, ticket: int, sent: int, received: int, packet: bytes | None) -> list[str]:
-        """Take it that the first prepared questions were sent, and the first of their answers received.
+    def find_places(self, questions: Sequence[PacketQuestion]) -> list[PacketPlace] | None:
+        """Return where these questions, each to another creditor, may go now; None if one may not."""
+        places = []
+        for each in questions:
+            link = self._messenger.packets(each.creditor)
+            place = None if link is None else link.find_place()
+            if place is None:
+                return None
+            places.append(place)
+        return places
+
+    def count(
+        self, questions: Sequence[PacketQuestion], ticket: int, sent: int, received: int, packet: bytes | None
+    ) -> list[str]:
+        """Take it that the first questions were sent past this object, and the first of their answers received.
 
         `ticket`: of the first one. `packet`: what came instead of the next answer. Returns the creditors of the rest.
         """
         rest = []
-        for at, (creditor, link, known) in enumerate(self._prepared[:sent]):
+        for at, each in enumerate(questions[:sent]):
+            link = self._messenger.packets(each.creditor)
+            if link is None:
+                continue  # its creditor is known, for it had a place
             link.count(int(at < received), 1)
+            if at == received and packet is not None:
+                link.put_back(packet)
             if at >= received:
-                self._open[ticket + at] = link, known
-                rest.append(creditor)
-        if packet is not None:
-            self._prepared[received][1].put_back(packet)
+                self._open[ticket + at] = link, each
+                rest.append(each.creditor)
         return rest
 
     def find_place(self, ticket: int) -> PacketPlace | None:
@@ -117,7 +115,7 @@ class PacketQuestions:
 
 
 @lru_cache(_MOST_HEADS)
-def _exchange_of(asked: AttendLoans, dtype: str, shape: tuple[int, ...]) -> _Exchange | None:
+def _question_of(creditor: str, asked: AttendLoans, dtype: str, shape: tuple[int, ...]) -> PacketQuestion | None:
     """Return the messages of a question with such queries; None if one is too long for a packet.
 
     Raises WireError for a question that the creditor would refuse.
@@ -130,4 +128,4 @@ def _exchange_of(asked: AttendLoans, dtype: str, shape: tuple[int, ...]) -> _Exc
     question, answer = head_of(asked, (queries,)), head_of(LoansAttended(asked.turn), made)
     if question is None or answer is None:
         return None
-    return _Exchange(question, answer, shape, len(queries.data))
+    return PacketQuestion(creditor, question, answer, shape, len(queries.data))

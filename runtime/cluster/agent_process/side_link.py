@@ -20,7 +20,7 @@ from runtime.chains import Array
 from runtime.cluster.agent_process.known_answers import KnownAnswers
 from runtime.cluster.agent_process.packet_questions import PacketQuestions
 from runtime.cluster.errors import public
-from runtime.loans import KnownQuestions, LoanEngine, LoanQuery, PacketQuestion, PacketReceiver
+from runtime.loans import KnownQuestions, LoanEngine, LoanQuery, PacketPlace, PacketQuestion, PacketReceiver
 from runtime.messages import AttendLoans, LoansAttended
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Envelope, Messenger, PeerCut
@@ -133,22 +133,37 @@ class SideClient:
         self._answers: dict[int, tuple[Array, ...]] = {}
         self._known: dict[str, tuple[int, str]] = {}
 
+    @property
+    def turn(self) -> int:
+        return self._turn
+
     def prepare_packets(
         self, asks: Sequence[tuple[str, LoanQuery]], dtype: str, shape: tuple[int, ...]
     ) -> Sequence[PacketQuestion] | None:
-        if self._packets is None or self._open:
+        if self._packets is None:
             return None
-        for creditor, _ in asks:
-            self._reach(creditor)
         return self._packets.prepare(
             [(creditor, AttendLoans(self._turn, asked)) for creditor, asked in asks], dtype, shape
         )
 
-    def count_packets(self, sent: int, received: int, packet: bytes | None) -> Sequence[int]:
-        creditors = () if self._packets is None else self._packets.count(self._number + 1, sent, received, packet)
+    def find_places(self, questions: Sequence[PacketQuestion]) -> Sequence[PacketPlace] | None:
+        if self._packets is None or self._open:
+            return None
+        for each in questions:
+            self._reach(each.creditor)
+        return self._packets.find_places(questions)
+
+    def count_packets(
+        self, questions: Sequence[PacketQuestion], sent: int, received: int, packet: bytes | None
+    ) -> Sequence[int]:
+        if self._packets is None:
+            return ()
+        first = self._number + 1
         self._number += sent
-        until = time.monotonic() + self._seconds
-        tickets = range(self._number - sent + 1 + received, self._number + 1)
+        creditors = self._packets.count(questions, first, sent, received, packet)
+        if not creditors:
+            return ()
+        until, tickets = time.monotonic() + self._seconds, range(first + received, first + sent)
         self._open.update({ticket: (creditor, until) for ticket, creditor in zip(tickets, creditors, strict=True)})
         return tickets
 

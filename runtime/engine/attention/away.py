@@ -23,15 +23,16 @@ from torch import Tensor
 from runtime.chains import Array
 from runtime.engine.attention.away_paging import paging_here, paging_of, tokens_of
 from runtime.engine.attention.interface import Tokens
+from runtime.engine.attention.native_away import NativeLayers, PacketCreditors
 from runtime.engine.attention.partial import PartialAttention, attend_partly, values_dtype
 from runtime.engine.attention.pulled import PulledPages
-from runtime.engine.kernels.exchange import AwayDone, NativeAway
+from runtime.engine.kernels.exchange import AwayDone
 from runtime.engine.kernels.paged_attention import NativeAttention
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
 from runtime.kv.transfers import put
 from runtime.lending_config import LoanShipping
-from runtime.loans import LoanLink, LoanQuery, PacketLoanLink
+from runtime.loans import LoanLink, LoanQuery
 from runtime.policy.lending.shipping import LoanAsk, ShippingCosts, query_bytes
 from runtime.types import LoanLost, LoansMixed
 
@@ -43,16 +44,10 @@ Merge = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
 _WAITED = 5e-5
 
 
+#: What native code has done of a layer without it, and the tickets of its questions.
+_NOTHING: tuple[AwayDone, Sequence[int]] = AwayDone(), ()
 #: Where a holder's parts of rows go: all of them to one number, or by number and token.
 _Place = int | tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class PacketCreditors:
-    """How native code reaches them: it asks, attends and merges in one call, where it can."""
-
-    link: PacketLoanLink
-    call: NativeAway
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +183,10 @@ class AwayAttention:
         query = now.query if self._everything else now.query[self._tokens]
         room, places = self._room(query)
         dtype = torch.float32 if sums is None else torch.float64
-        direct = self._everything and out.is_contiguous() and out.dtype == dtype
+        direct = self._everything and out.dtype == dtype and out.is_contiguous()
         whole = out if direct else torch.empty(query.shape, dtype=dtype, device=query.device)
-        done, tickets = self._attend_natively(layer, now, room, places, whole if sums is None else None)
+        native, merged = self._native, whole if sums is None else None
+        done, tickets = _NOTHING if native is None else native.attend(layer, now, room, merged)
         total = None if sums is None else sums if direct else torch.empty_like(room.sums[0])
         if not done.merged:
             self._do_rest(layer, now, query, (room, places), done, tickets, (out, sums))
@@ -246,7 +242,8 @@ class AwayAttention:
 
     def _products(self, query: Tensor) -> int:
         """Return the products of attention to what is here (`LoanAsk`)."""
-        return sum((span.hi - span.lo) * span.length for span in self._spans) * query[0].numel()
+        counts = ((span.hi - span.lo, span.start) for span in self._spans)
+        return sum(count * start + count * (count + 1) // 2 for count, start in counts) * query[0].numel()
 
     @cached_property
     def _shares(self) -> tuple[_CreditorShare, ...]:
@@ -301,29 +298,23 @@ class AwayAttention:
                 places.append((put(numbers, self._tokens.device), put(tokens, self._tokens.device)))
         return max(map(len, firsts.values())), places
 
-    def _attend_natively(
-        self, layer: int, now: Tokens, room: PartialAttention, places: Sequence[_Place], out: Tensor | None
-    ) -> tuple[AwayDone, Sequence[int]]:
-        """Do what one native call can do of a layer; return it, and the tickets of answers that are still to come.
-
-        That is decode steps of which all rows are away, where queries travel. Raises LoanLost, LoansMixed.
-        """
-        reached, none = self._reached(), (AwayDone(), ())
+    @cached_property
+    def _native(self) -> NativeLayers | None:
+        """Native calls; None unless all rows are away, each creditor has a part of each, and queries may travel."""
+        reached, (_, places) = self._reached(), self._parts
         numbers = [where for where in places if isinstance(where, int)]
-        native, query = reached.native, now.query.contiguous()
-        if native is None or not isinstance(self._local, NativeAttention):
-            return none
-        if not self._everything or len(numbers) < len(places) or reached.shipping != "query":
-            return none
-        here = self._local.decoding(layer, now)
-        if here is None:
-            return none
-        asks = [(share.creditor, self._question(share, layer, now)) for share in self._shares]
-        questions = native.link.prepare_packets(asks, str(query.dtype).removeprefix("torch."), tuple(query.shape))
-        if questions is None:
-            return none
-        done = native.call.attend(questions, numbers, query, here, (room.values, room.sums), out)
-        return done, native.link.count_packets(done.sent, done.received, done.packet)
+        if reached.native is None or reached.shipping == "pages" or not isinstance(self._local, NativeAttention):
+            return None
+        if not self._everything or len(numbers) < len(places):
+            return None
+        return NativeLayers(reached.native, self._local, numbers, self._questions, self._is_asked_natively)
+
+    def _questions(self, layer: int, now: Tokens) -> list[tuple[str, LoanQuery]]:
+        return [(share.creditor, self._question(share, layer, now)) for share in self._shares]
+
+    def _is_asked_natively(self, query: Tensor) -> bool:
+        """Return whether pages would not travel, whatever they take."""
+        return self._reached().shipping == "query" or not any(self._ask_of(one, query).is_open for one in self._shares)
 
     def _question(self, share: _CreditorShare, layer: int, now: Tokens, pulled: bool = False) -> LoanQuery:
         return LoanQuery(
@@ -378,10 +369,12 @@ class AwayAttention:
             return
         if len(arrays) != 1:
             raise LoanLost("the answer of a creditor is not its pages")
-        share, own = asked.share, now._replace(query=asked.query)
+        share, own, begin = asked.share, now._replace(query=asked.query), time.perf_counter()
         made = reached.pulled.attend_to_pages(
             self._made, arrays[0], share.lent, share.counts, own, self.paging.pool, self.paging.page_tokens
         )
+        if asked.ask is not None:
+            reached.costs.add_pulled_attention(asked.ask.products, time.perf_counter() - begin)
         _put(room, where, made)
 
     def _reached(self) -> Creditors:

@@ -35,8 +35,9 @@ from runtime.chains import (
     StepRunner,
 )
 from runtime.config import AheadChoice, DirectConfig, EngineConfig
-from runtime.engine.attention.away import Creditors, PacketCreditors
+from runtime.engine.attention.away import Creditors
 from runtime.engine.attention.lent import LentPages, native_exchange
+from runtime.engine.attention.native_away import PacketCreditors
 from runtime.engine.attention.varlen import page_multiple
 from runtime.engine.executors.device import enter_device, pool_bytes
 from runtime.engine.executors.second_lane import ReleasedTables, SecondLane

@@ -147,7 +147,7 @@ struct away {
     float *out; /* NULL: parts are not merged */
     char *packet;
     int64_t room, length;
-    struct spin spin;
+    struct spin *spin;
     int64_t ms, threads;
     int64_t sent, attended, received; /* what has been done: the first questions, what is here, the first answers */
 };
@@ -169,7 +169,7 @@ int zoo_attend_away(struct away *all)
     all->attended = 1;
     for (; all->received < all->count; all->received++) {
         const struct asked *one = all->asked + all->received;
-        int64_t length = zoo_receive((int)one->end.file, all->packet, all->room, &all->spin, (int)all->ms), head = one->answer.bytes;
+        int64_t length = zoo_receive((int)one->end.file, all->packet, all->room, all->spin, (int)all->ms), head = one->answer.bytes;
         if (length == -1) return 1;
         if (length != head + (count + 2 * heads) * 8 || !begins_with(all->packet, &one->answer, one->end.due)) {
             all->length = length < 0 ? 0 : length < all->room ? length : all->room;

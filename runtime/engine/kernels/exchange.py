@@ -77,8 +77,9 @@ class _AwayData(ctypes.Structure):
     _fields_ = (
         ("asked", c_void_p), ("count", c_int64), ("queries", c_void_p), ("narrow", c_int64), ("wide", c_void_p),
         ("here", DecodingData), ("place", c_int64), ("values", c_void_p), ("sums", c_void_p), ("parts", c_int64),
-        ("out", c_void_p), ("packet", c_void_p), ("room", c_int64), ("length", c_int64), ("spin", _Spin),
-        ("ms", c_int64), ("threads", c_int64), ("sent", c_int64), ("attended", c_int64), ("received", c_int64),
+        ("out", c_void_p), ("packet", c_void_p), ("room", c_int64), ("length", c_int64),
+        ("spin", c_void_p), ("ms", c_int64), ("threads", c_int64), ("sent", c_int64), ("attended", c_int64),
+        ("received", c_int64),
     )  # fmt: skip
 
 
@@ -180,43 +181,86 @@ class AwayDone(NamedTuple):
     merged: bool = False
 
 
-class NativeAway:
-    """Sends a layer's questions, attends to what is here, receives the answers and merges, in one native call.
+class AskedQuestions:
+    """Questions of one layer as native code takes them. `places`: the numbers of their parts in the room."""
 
-    `rooms`: values and sums of the parts of all rows (`PartialAttention`).
+    def __init__(self, questions: Sequence[PacketQuestion], places: Sequence[int]) -> None:
+        self.questions = tuple(questions)
+        self.data = (_AskedData * len(self.questions))(
+            *(
+                _AskedData(_SocketData(), _HeadData.of_head(each.question), _HeadData.of_head(each.answer), place)
+                for each, place in zip(self.questions, places, strict=True)
+            )
+        )
+        self.address, self.ends = ctypes.addressof(self.data), [one.end for one in self.data]
+
+
+class AwayCalls:
+    """The native calls of the layers in which the same rows have the same parts away: what is the same in all of them.
+
+    Args:
+        data: As native code takes it.
+        here: Attention to what is here, in any layer.
     """
+
+    def __init__(self, data: _AwayData, here: Decoding, alive: tuple[object, ...]) -> None:
+        self.data, self._alive = data, (here, *alive)
+        self._tables, self._stride = here.tables.data_ptr(), here.tables.stride(1) * 8
+        self._layers = here.tables.shape[1] if here.tables.stride(2) == 1 else 0
+        self._pages = data.here.pages
+
+    def has(self, layer: int) -> bool:
+        """Return whether the page tables have this layer."""
+        return 0 <= layer < self._layers
+
+    def point_to(self, layer: int) -> None:
+        """Attend to a layer's pages from now on."""
+        self._pages.tables = self._tables + layer * self._stride
+
+
+class NativeAway:
+    """Sends a layer's questions, attends to what is here, receives the answers and merges, in one native call."""
 
     def __init__(self, found: ctypes.CDLL, room: int) -> None:
         self._run = found.zoo_attend_away
         self._packet, self._wide = (c_char * room)(), torch.empty(0)
         self._view = memoryview(self._packet).cast("B")
-        self._data = _AwayData(
-            room=room, packet=ctypes.addressof(self._packet), spin=_Spin(_SPIN_NS, _SPIN_NS), ms=_LOOK_MS
-        )
+        self._spin = _Spin(_SPIN_NS, _SPIN_NS)
 
-    def attend(
-        self, questions: Sequence[PacketQuestion], places: Sequence[int], query: Tensor, here: Decoding,
-        rooms: tuple[Tensor, Tensor], out: Tensor | None,
-    ) -> AwayDone:  # fmt: skip
-        """Attend with contiguous float32 or bfloat16 queries [rows, heads, head_dim].
+    def calls(self, query: Tensor, here: Decoding, place: int, rooms: tuple[Tensor, Tensor]) -> AwayCalls:
+        """Return calls with float32 or bfloat16 queries like these [rows, heads, head_dim].
 
         Args:
-            places: The number of the part that is here, and of each question's.
-            out: Gets the merged result, float32; None: it is not merged.
+            place: The number of the part that is here.
+            rooms: Values and sums of the parts of all rows (`PartialAttention`).
         """
-        data, (values, sums) = self._data, rooms
-        self._wide = _at_least(self._wide, query.numel())
-        heads = [(_HeadData.of_head(each.question), _HeadData.of_head(each.answer)) for each in questions]
-        asked = (_AskedData * len(questions))()
-        for at, (each, place) in enumerate(zip(questions, places[1:], strict=True)):
-            asked[at] = _AskedData(_SocketData(*each.place), *heads[at], place)
-        data.asked, data.count, data.place = ctypes.addressof(asked), len(asked), places[0]
-        data.queries, data.narrow, data.wide = query.data_ptr(), query.dtype == torch.bfloat16, self._wide.data_ptr()
-        data.here, data.threads = here.data, here.threads
-        data.values, data.sums, data.parts = values.data_ptr(), sums.data_ptr(), len(values)
-        data.out = None if out is None else out.data_ptr()
+        values, sums = rooms
+        wide = self._wide = _at_least(self._wide, query.numel())
+        data = _AwayData(
+            narrow=query.dtype == torch.bfloat16, wide=wide.data_ptr(), here=here.data, place=place,
+            values=values.data_ptr(), sums=sums.data_ptr(), parts=len(values), packet=ctypes.addressof(self._packet),
+            room=len(self._packet), spin=ctypes.addressof(self._spin), ms=_LOOK_MS, threads=here.threads,
+        )  # fmt: skip
+        return AwayCalls(data, here, (rooms, wide))
+
+    def attend(
+        self, calls: AwayCalls, layer: int, asked: AskedQuestions, places: Sequence[PacketPlace], query: Tensor,
+        out: Tensor | None,
+    ) -> AwayDone:  # fmt: skip
+        """Attend in a layer with contiguous queries.
+
+        Args:
+            places: Where the questions go.
+            out: Gets the merged result, contiguous float32; None: it is not merged.
+        """
+        calls.point_to(layer)
+        for end, (file, due, following) in zip(asked.ends, places, strict=True):
+            end.file, end.due, end.next = file, due, following
+        data = calls.data
+        data.asked, data.count = asked.address, len(places)
+        data.queries, data.out = query.data_ptr(), None if out is None else out.data_ptr()
         if self._run(byref(data)) == 0:
-            return AwayDone(len(asked), True, len(asked), None, out is not None)
+            return AwayDone(len(places), True, len(places), None, out is not None)
         packet = None if data.length < 0 else bytes(self._view[: data.length])
         return AwayDone(data.sent, bool(data.attended), data.received, packet)
 

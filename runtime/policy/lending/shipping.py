@@ -36,7 +36,7 @@ class LoanAsk:
         queries: Bytes of queries and of partial attention.
         pages: Bytes of the lent pages.
         products: Query tokens times lent tokens times heads times head_dim, over all rows.
-        here: The same for the tokens that are here.
+        here: The same for the tokens that are here, of which each query attends to those before it and its own.
     """
 
     creditor: str
@@ -71,6 +71,7 @@ class ShippingCosts:
         self._asked: dict[tuple[str, bool], MeasuredCost] = {}
         self._chosen: dict[str, int] = {}
         self._here = MeasuredCost.assuming((0.0, _PRODUCT))
+        self._pulled = MeasuredCost.assuming((0.0, _PRODUCT))
 
     def add_answer(self, ask: LoanAsk, pulled: bool, seconds: float, waited: bool) -> None:
         """Record the time from a question to its answer.
@@ -85,6 +86,10 @@ class ShippingCosts:
     def add_attention(self, products: int, seconds: float) -> None:
         """Record the time of attention on this device."""
         self._here.add((1.0, products), seconds)
+
+    def add_pulled_attention(self, products: int, seconds: float) -> None:
+        """Record the time of attention on this device to pages that have come, with what it takes to put them there."""
+        self._pulled.add((1.0, products), seconds)
 
     def choose_pages(self, how: LoanShipping, ask: LoanAsk) -> bool:
         """Return whether pages are to be asked for: never more than `MOST_PULLED`, as cheapest only if fewer bytes.
@@ -102,7 +107,7 @@ class ShippingCosts:
     def seconds(self, ask: LoanAsk, pulled: bool) -> float:
         """Return the expected time until both parts are attended to; what is here is attended to meanwhile."""
         answer = max(self._here.at((1.0, ask.here)), self._cost(ask.creditor, pulled).at(_terms(ask, pulled)))
-        return answer + (self._here.at((1.0, ask.products)) if pulled else 0.0)
+        return answer + (self._pulled.at((1.0, ask.products)) if pulled else 0.0)
 
     def _cost(self, creditor: str, pulled: bool) -> MeasuredCost:
         if (creditor, pulled) not in self._asked:

@@ -15,9 +15,10 @@ from torch import Tensor
 from runtime.chains import Array
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideServer, side_messengers
 from runtime.config import EngineConfig
-from runtime.engine.attention.away import AwayAttention, Creditors, PacketCreditors
+from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages, native_exchange
+from runtime.engine.attention.native_away import PacketCreditors
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.exchange import native_away
 from runtime.engine.kernels.paged_attention import native_attention

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from msgspec import structs
@@ -29,6 +30,13 @@ MADE = (
     Array("float64", (1, HEADS, WIDTH), bytes(range(8 * HEADS * WIDTH))),
     Array("float64", (1, HEADS, 2), bytes(range(16 * HEADS))),
 )
+
+
+class Prepared(NamedTuple):
+    """A question, and where it may go."""
+
+    packet: PacketQuestion
+    place: PacketPlace
 
 
 class Receiver:
@@ -77,10 +85,18 @@ class Exchange:
         made = self.questions.receive(ticket, place, 1.0)
         return None if made is None else [bytes(each.data) for each in made]
 
-    def prepared(self) -> list[PacketQuestion]:
-        made = self.questions.prepare([(name, ASKED) for name in NAMES], QUERY.dtype, QUERY.shape)
+    def asks(self, *names: str, shape: tuple[int, ...] = QUERY.shape) -> list[PacketQuestion] | None:
+        return self.questions.prepare([(name, ASKED) for name in names], QUERY.dtype, shape)
+
+    def prepared(self) -> list[Prepared]:
+        made = self.asks(*NAMES)
+        places = None if made is None else self.questions.find_places(made)
         assert made is not None
-        return made
+        assert places is not None
+        return [Prepared(*each) for each in zip(made, places, strict=True)]
+
+    def count(self, made: list[Prepared], ticket: int, sent: int, received: int, packet: bytes | None) -> list[str]:
+        return self.questions.count([each.packet for each in made], ticket, sent, received, packet)
 
     def close(self) -> None:
         for each in (self.debtor, *self.creditors.values()):
@@ -94,16 +110,18 @@ def exchange(tmp_path: Path) -> Iterator[Exchange]:
     made.close()
 
 
-def sent(question: PacketQuestion) -> None:
+def sent(question: Prepared) -> None:
     """Send a prepared question past the messenger."""
     with socket.socket(fileno=os.dup(question.place.file)) as end:
-        end.send(bytes(numbered(question.question, question.place.next)) + QUERY.data)
+        end.send(bytes(numbered(question.packet.question, question.place.next)) + QUERY.data)
 
 
-def answer_to(question: PacketQuestion) -> None:
+def answer_to(question: Prepared) -> None:
     """Take the answer to a prepared question past the messenger."""
     with socket.socket(fileno=os.dup(question.place.file)) as end:
-        assert end.recv(PACKET_BYTES)[: len(question.answer.data)] == numbered(question.answer, question.place.due)
+        assert end.recv(PACKET_BYTES)[: len(question.packet.answer.data)] == numbered(
+            question.packet.answer, question.place.due
+        )
 
 
 def test_questions_and_answers_pass_the_messenger_by(exchange: Exchange) -> None:
@@ -125,9 +143,10 @@ def test_what_is_no_such_question_is_the_messengers(exchange: Exchange) -> None:
     assert not exchange.questions.send(1, "d1", ASKED, (flat,))
     assert not exchange.questions.send(1, "d3", ASKED, (QUERY,))
     assert exchange.questions.find_place(1) is None
-    assert exchange.questions.prepare([("d1", ASKED), ("d3", ASKED)], QUERY.dtype, QUERY.shape) is None
-    long = (1, HEADS, 1 << 14)
-    assert exchange.questions.prepare([("d1", ASKED)], QUERY.dtype, long) is None
+    strange = exchange.asks("d1", "d3")
+    assert strange is not None
+    assert exchange.questions.find_places(strange) is None
+    assert exchange.asks("d1", shape=(1, HEADS, 1 << 14)) is None
     assert exchange.creditors["d1"].receive(0.05) == []
 
 
@@ -147,7 +166,9 @@ def test_an_answer_of_other_bytes_is_the_messengers(exchange: Exchange) -> None:
     exchange.answer("d1")
     assert exchange.received(0) is None
     assert exchange.questions.find_place(0) is None, "what was put back is due first"
-    assert exchange.questions.prepare([("d1", ASKED)], QUERY.dtype, QUERY.shape) is None
+    asks = exchange.asks("d1")
+    assert asks is not None
+    assert exchange.questions.find_places(asks) is None
     assert exchange.next().message == LoansAttended(ASKED.turn, "it is not here")
     assert exchange.next().message == LoansAttended(ASKED.turn)
     for ticket in range(2):
@@ -168,7 +189,7 @@ def test_answers_that_native_code_has_not_received_are_open(exchange: Exchange, 
             exchange.answer(name)
         for question in questions[:received]:
             answer_to(question)
-        assert exchange.questions.count(first, 2, received, None) == [*NAMES[received:]]
+        assert exchange.count(questions, first, 2, received, None) == [*NAMES[received:]]
         for at in reversed(range(2)):
             if at < received:
                 assert exchange.questions.find_place(first + at) is None
@@ -180,9 +201,9 @@ def test_answers_that_native_code_has_not_received_are_open(exchange: Exchange, 
 
 
 def test_questions_that_native_code_has_not_sent_are_the_callers(exchange: Exchange) -> None:
-    first, second = exchange.prepared()
+    questions = first, second = exchange.prepared()
     sent(first)
-    assert exchange.questions.count(1, 1, 0, None) == ["d1"]
+    assert exchange.count(questions, 1, 1, 0, None) == ["d1"]
     assert exchange.questions.find_place(2) is None
     exchange.answer("d1")
     assert exchange.received(1) is not None
@@ -197,7 +218,7 @@ def test_a_packet_that_came_instead_is_put_back_where_it_came_from(exchange: Exc
     answer_to(questions[0])
     with socket.socket(fileno=os.dup(questions[1].place.file)) as end:
         packet = end.recv(PACKET_BYTES)
-    assert exchange.questions.count(7, 2, 1, packet) == ["d2"]
+    assert exchange.count(questions, 7, 2, 1, packet) == ["d2"]
     came = exchange.next()
     assert (came.sender, came.message) == ("d2", LoansAttended(ASKED.turn, "it is not here"))
     exchange.questions.close_question(8)

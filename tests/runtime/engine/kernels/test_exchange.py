@@ -16,7 +16,14 @@ from runtime.config import EngineConfig
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages, native_exchange
 from runtime.engine.attention.partial import PartialAttention
-from runtime.engine.kernels.exchange import AwayDone, Decoding, NativeQuestions, NativeReceiver, native_away
+from runtime.engine.kernels.exchange import (
+    AskedQuestions,
+    AwayDone,
+    Decoding,
+    NativeQuestions,
+    NativeReceiver,
+    native_away,
+)
 from runtime.engine.kernels.paged_attention import NativeAttention, native_attention
 from runtime.engine.models.registry import kernels_for
 from runtime.engine.step.context import PagedMetadata, RowSpan
@@ -265,15 +272,16 @@ def test_the_debtors_call_stops_where_a_question_cannot_go_out(ends: tuple[socke
     view = pool.view(Geometry(KV_HEADS, WIDTH, torch.float32), PAGE)
     view.k.zero_(), view.v.zero_()
     tables, lengths = torch.zeros(1, 1, 1, dtype=torch.int64), torch.tensor([PAGE])
-    here = Decoding.over_pages(view, tables[:, 0], lengths, (HEADS, WIDTH), (1.0, 0.0), 1)
+    here = Decoding.over_pages(view, tables, lengths, (HEADS, WIDTH), (1.0, 0.0), 1)
     rooms = torch.zeros(2, 1, HEADS, WIDTH).double(), torch.zeros(2, 1, HEADS, 2).double()
     query = torch.randn(1, HEADS, WIDTH)
 
     def attend(length: int) -> AwayDone:
-        question = PacketQuestion(
-            PacketPlace(mine.fileno(), 4, 9), PacketHead(bytes(length), 3), PacketHead(b"answer..........", 8)
-        )
-        return away.attend([question], [1, 0], query, here, rooms, None)
+        heads = PacketHead(bytes(length), 3), PacketHead(b"answer..........", 8)
+        asked = AskedQuestions([PacketQuestion("d1", *heads, tuple(query.shape), 4 * query.numel())], [0])
+        calls = away.calls(query, here, 1, rooms)
+        assert [calls.has(layer) for layer in (-1, 0, 1)] == [False, True, False]
+        return away.attend(calls, 0, asked, [PacketPlace(mine.fileno(), 4, 9)], query, None)
 
     assert attend(1025) == AwayDone()
     theirs.send(b"answer.." + (4).to_bytes(8, "little") + bytes(count))

@@ -31,23 +31,27 @@ def test_break_evens_of_both_models_of_the_paper(heads: int, kv_heads: int, toke
 
 
 class Link:
-    """A link and two devices with constant speeds, in seconds for a trip, a byte and a product."""
+    """A link and two devices with constant speeds, in seconds for a trip, a byte and a product.
 
-    def __init__(self, trip: float, byte: float, here: float, there: float) -> None:
-        self.trip, self.byte, self.here, self.there = trip, byte, here, there
+    `put`: how much longer attention to pages that have come takes than to one's own.
+    """
+
+    def __init__(self, trip: float, byte: float, here: float, there: float, put: float = 1.0) -> None:
+        self.trip, self.byte, self.here, self.there, self.put = trip, byte, here, there, put
 
     def answer(self, one: LoanAsk, pulled: bool) -> float:
         return self.trip + (one.pages if pulled else one.queries) * self.byte + (not pulled) * one.products * self.there
 
     def whole(self, one: LoanAsk, pulled: bool) -> float:
-        return max(one.here * self.here, self.answer(one, pulled)) + pulled * one.products * self.here
+        return max(one.here * self.here, self.answer(one, pulled)) + pulled * one.products * self.here * self.put
 
 
 GRID = [ask(tokens, lent) for tokens, lent in product((1, 16, 256, 1024), (64, 512, 4096))]
-#: Alike; a slow link; a creditor that is busy; a debtor that is slow; a fast link with long trips.
+#: Alike; a slow link; a creditor that is busy; a debtor that is slow; a fast link with long trips; pages that take long
+#: to put where they are attended to.
 LINKS = [
     Link(2e-4, 1e-9, 2e-10, 2e-10), Link(2e-4, 2e-7, 2e-10, 2e-10), Link(2e-4, 1e-9, 2e-10, 4e-9),
-    Link(2e-4, 1e-8, 4e-9, 2e-10), Link(5e-3, 1e-10, 2e-10, 3e-10),
+    Link(2e-4, 1e-8, 4e-9, 2e-10), Link(5e-3, 1e-10, 2e-10, 3e-10), Link(2e-4, 1e-10, 2e-10, 3e-10, put=4.0),
 ]  # fmt: skip
 
 
@@ -60,6 +64,9 @@ def learned(link: Link, rng: random.Random) -> ShippingCosts:
         one = rng.choice(GRID)
         costs.add_attention(one.here, one.here * link.here * rng.uniform(0.98, 1.02))
         pulled = number % 4 == 0
+        if pulled:
+            took = one.products * link.here * link.put
+            costs.add_pulled_attention(one.products, took * rng.uniform(0.98, 1.02))
         costs.add_answer(one, pulled, link.answer(one, pulled) * rng.uniform(0.98, 1.02), waited=True)
     return costs
 
