@@ -5,8 +5,8 @@
 
 One sequence of 32 heads of 64 values, of which another process holds the first `--lent` tokens and this one the
 `--here` latest; the last `--tokens` attend. Two processes of one thread each, joined by the agents' side link, as
-served: with native exchange where it can be. The three take turns; the first round, in which kernels and estimates
-settle, is left out.
+served: with native exchange where it can be. The three take turns, each first in every third round; the first round, in
+which kernels and estimates settle, is left out.
 
 - `ms`: of a layer, for each of the three; medians of the rounds.
 - `over_best`: time of `cheapest` over that of the other one whose median is shorter, by round; median, least, most.
@@ -76,11 +76,14 @@ def point(
     made = {how: torch.zeros(tokens, HEADS, WIDTH, dtype=now.query.dtype) for how in links}
     native = None if call is None else PacketCreditors(link, call)
     reached = {how: Creditors(each, how, native=native) for how, each in links.items()}
+    hows = list(reached)
     taken: dict[LoanShipping, list[float]] = {how: [] for how in links}
     before = 0
     for turn in range(given.rounds + 1):
         before = links["cheapest"].pulled if turn < 2 else before
-        for how, creditors in reached.items():
+        for at in range(len(reached)):  # each follows each of the others
+            how = hows[(turn + at) % len(hows)]
+            creditors = reached[how]
             paging = paging_of(held, lent, given.here, tokens)
             begin = time.perf_counter()
             backend = AwayAttention(held.make, paging, creditors, held.merge)

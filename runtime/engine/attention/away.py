@@ -340,13 +340,12 @@ class AwayAttention:
             whole = len(share.parts) == len(self._spans)
             some = now.query if whole else torch.cat([now.query[span.lo : span.hi] for _, span in share.parts])
             ask = None if reached.shipping == "query" else self._ask_of(share, some)
-            pulled = ask is not None and reached.costs.choose_pages(reached.shipping, ask)
+            pulled, learns = (False, False) if ask is None else reached.costs.choose(reached.shipping, ask)
             asks = self._question(share, layer, now, pulled)
             begin = time.perf_counter()
             arrays = () if pulled else (array_of(some.cpu().contiguous()),)
             ticket = reached.link.send_query(share.creditor, asks, arrays)
-            learnt = ask if ask is not None and reached.shipping == "cheapest" and ask.is_open else None
-            yield _OpenQuery(ticket, share, some, learnt, pulled, begin)
+            yield _OpenQuery(ticket, share, some, ask if learns else None, pulled, begin)
 
     def _ask_of(self, share: _CreditorShare, query: Tensor) -> LoanAsk:
         tokens, heads, width = query.shape

@@ -12,6 +12,7 @@ asked before. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.lending_config import LoanShipping
 from runtime.policy.measured_cost import MeasuredCost
@@ -23,6 +24,9 @@ MOST_PULLED = 16 << 20
 _TRIP, _BYTE, _PRODUCT = 2e-4, 1e-9, 2e-10
 #: Questions for which both are tried in turns, and later the period of those for which the other one is.
 _FIRST, _AGAIN = 8, 64
+#: Questions from which on only every so many is learned from, and those by the other way: a fit takes as long as
+#: attention of a short layer.
+_LEARNT, _SELDOM = 32, 8
 #: Pages must be expected to take less than this share of the time of queries.
 _BETTER = 0.95
 
@@ -64,6 +68,13 @@ def page_bytes(tokens: int, kv_heads: int, width: int, element: int) -> int:
     return 2 * tokens * kv_heads * width * element
 
 
+class ShippingChoice(NamedTuple):
+    """Whether pages are asked for, and whether the answer's time is to be recorded."""
+
+    pages: bool
+    learns: bool = False
+
+
 class ShippingCosts:
     """What asking creditors took, and attention here."""
 
@@ -91,18 +102,18 @@ class ShippingCosts:
         """Record the time of attention on this device to pages that have come, with what it takes to put them there."""
         self._pulled.add((1.0, products), seconds)
 
-    def choose_pages(self, how: LoanShipping, ask: LoanAsk) -> bool:
-        """Return whether pages are to be asked for: never more than `MOST_PULLED`, as cheapest only if fewer bytes.
+    def choose(self, how: LoanShipping, ask: LoanAsk) -> ShippingChoice:
+        """Choose what is asked for: never more pages than `MOST_PULLED`, as cheapest only if they are fewer bytes.
 
         At first both are tried in turns, and later now and then the other one, so that times do not get old.
         """
         if how != "cheapest" or not ask.is_open:
-            return how == "pages" and ask.pages <= MOST_PULLED
+            return ShippingChoice(how == "pages" and ask.pages <= MOST_PULLED)
         number = self._chosen[ask.creditor] = self._chosen.get(ask.creditor, 0) + 1
         if number <= _FIRST:
-            return number % 2 == 0
-        better = self.seconds(ask, pulled=True) < _BETTER * self.seconds(ask, pulled=False)
-        return better != (number % _AGAIN == 0)
+            return ShippingChoice(number % 2 == 0, True)
+        better, other = self.seconds(ask, True) < _BETTER * self.seconds(ask, False), number % _AGAIN == 0
+        return ShippingChoice(better != other, other or number <= _LEARNT or number % _SELDOM == 0)
 
     def seconds(self, ask: LoanAsk, pulled: bool) -> float:
         """Return the expected time until both parts are attended to; what is here is attended to meanwhile."""

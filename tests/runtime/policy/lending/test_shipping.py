@@ -59,7 +59,7 @@ def learned(link: Link, rng: random.Random) -> ShippingCosts:
     """Return costs after eighty answers, every fourth one to a request for pages, each 2 % off."""
     costs = ShippingCosts()
     for _ in range(8):
-        costs.choose_pages("cheapest", ask(256, 64))
+        costs.choose("cheapest", ask(256, 64))
     for number in range(80):
         one = rng.choice(GRID)
         costs.add_attention(one.here, one.here * link.here * rng.uniform(0.98, 1.02))
@@ -76,7 +76,7 @@ def test_the_cheapest_is_close_to_the_best(link: Link) -> None:
     """On a grid of twelve, with times that are 2 % off; pages must be 5 % faster, so that much may be lost."""
     costs = learned(link, random.Random(1))
     for one in GRID:
-        pulled = costs.choose_pages("cheapest", one)
+        pulled, _ = costs.choose("cheapest", one)
         both = [link.whole(one, each) for each in (False, True)]
         if one.pages < one.queries:
             assert both[pulled] <= 1.08 * min(both), (one, both)
@@ -85,23 +85,32 @@ def test_the_cheapest_is_close_to_the_best(link: Link) -> None:
 
 
 def test_what_is_chosen_depends_on_both_devices_and_on_the_link() -> None:
-    chosen = [[learned(link, random.Random(2)).choose_pages("cheapest", one) for one in GRID] for link in LINKS]
+    chosen = [[learned(link, random.Random(2)).choose("cheapest", one).pages for one in GRID] for link in LINKS]
     assert any(chosen[1]) and not any(chosen[3]) and sum(chosen[2]) > sum(chosen[3])
 
 
 def test_both_are_tried_at_first_and_the_other_one_now_and_then() -> None:
     costs, one = learned(LINKS[3], random.Random(4)), ask(256, 64)
     first = ShippingCosts()
-    assert [first.choose_pages("cheapest", one) for _ in range(8)] == [False, True] * 4
-    later = [costs.choose_pages("cheapest", one) for _ in range(200)]
-    assert sum(later) == 3, "queries are cheaper here"
+    assert [first.choose("cheapest", one) for _ in range(8)] == [(False, True), (True, True)] * 4
+    later = [costs.choose("cheapest", one) for _ in range(200)]
+    assert [at for at, each in enumerate(later, 9) if each.pages] == [64, 128, 192], "queries are cheaper here"
+    assert all(each.learns for each in later if each.pages)
+
+
+def test_later_only_every_eighth_answer_is_learned_from() -> None:
+    costs, one = learned(LINKS[3], random.Random(4)), ask(256, 64)
+    learns = [costs.choose("cheapest", one).learns for _ in range(400)]
+    assert all(learns[:24]) and [at for at, each in enumerate(learns, 9) if each and at > 32] == [*range(40, 409, 8)]
+    assert not any(costs.choose(how, one).learns for how in ("query", "pages") for _ in range(9))
+    assert not costs.choose("cheapest", ask(1, 64)).learns, "queries are fewer bytes: there is nothing to choose"
 
 
 def test_forced_and_limited() -> None:
     costs, large = ShippingCosts(), ask(1, 64)
-    assert not costs.choose_pages("query", large) and costs.choose_pages("pages", large)
+    assert not costs.choose("query", large).pages and costs.choose("pages", large).pages
     too_large = LoanAsk("d1", 1 << 40, MOST_PULLED + 1, 1, 1)
-    assert not costs.choose_pages("pages", too_large) and not costs.choose_pages("cheapest", too_large)
+    assert not costs.choose("pages", too_large).pages and not costs.choose("cheapest", too_large).pages
 
 
 def test_an_answer_that_was_not_awaited_is_only_an_upper_limit() -> None:
