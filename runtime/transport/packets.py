@@ -27,17 +27,17 @@ class PacketLink:
 
     Args:
         to: The connection in the channel.
-        who: Name of the link that the peer's messages come from.
+        name: Name of the link that the peer's messages come from.
     """
 
-    def __init__(self, channel: DualChannel, to: bytes, who: bytes, outbox: SendQueue, peers: Peers) -> None:
+    def __init__(self, channel: DualChannel, to: bytes, name: bytes, outbox: SendQueue, peers: Peers) -> None:
         self._channel, self._outbox, self._peers = channel, outbox, peers
-        self.to, self.who = to, who
+        self.to, self.name = to, name
 
     def find_place(self) -> PacketPlace | None:
         """Return where the next packets come and go; None if messages may not pass the messenger by now."""
         through = None if self._channel.closed or self._outbox.waiting else self._channel.packets(self.to)
-        due = self._peers.due(self.who)
+        due = self._peers.due(self.name)
         if through is None or due is None or due != through[1].due:
             return None
         end = through[0].end(self.to)
@@ -61,7 +61,7 @@ class PacketLink:
         through = self._channel.packets(self.to)
         if through is not None:
             through[1].due += received
-        self._peers.skip(self.who, received)
+        self._peers.skip(self.name, received)
         self._outbox.skip(sent)
 
     def put_back(self, packet: bytes) -> None:

@@ -69,13 +69,13 @@ class ProcessConfig:
 class _Child:
     """One process, and from `begin` on the thread that reads its output until it ends.
 
-    `who` is (device, incarnation), or None while the process stands by. `warm`: whether its imports are done.
+    `life` is (device, incarnation), or None while the process stands by. `warm`: whether its imports are done.
     """
 
     def __init__(
         self, program: Sequence[str], warmed: Callable[[], None], ended: Callable[[_Child, int, str], None]
     ) -> None:
-        self.who: tuple[str, int] | None = None
+        self.life: tuple[str, int] | None = None
         self.warm = False
         self._warmed, self._ended = warmed, ended
         self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
@@ -197,10 +197,10 @@ class ProcessLauncher:
             return
         with self._lock:
             self._spoiled = 0
-            child.who = device, incarnation
+            child.life = device, incarnation
             ended = child not in self._all
             if not ended:
-                self._children[child.who] = child
+                self._children[child.life] = child
         if ended:
             self._listener(AgentDied(device, incarnation, child.process.returncode, "it ended while it stood by"))
             return
@@ -255,16 +255,16 @@ class ProcessLauncher:
     def _child_exited(self, child: _Child, code: int, reason: str) -> None:
         with self._lock:
             self._all.discard(child)
-            who = child.who
-            if who is not None:
-                self._children.pop(who, None)
+            life = child.life
+            if life is not None:
+                self._children.pop(life, None)
             spoiled = child is self._spare
             if spoiled:
                 self._spare = None
                 self._spoiled += 1
             self._lock.notify_all()
-        if who is not None:
-            self._listener(AgentDied(*who, code, reason))
+        if life is not None:
+            self._listener(AgentDied(*life, code, reason))
             self._warmed()
         elif spoiled and not self._closing:
             _log.warning("an agent that stood by has ended: %s", reason)

@@ -34,7 +34,10 @@ class PacketCreditors:
     kept: dict[object, dict[int, AskedQuestions]] = field(default_factory=dict)
 
     def questions(self, asked: object) -> dict[int, AskedQuestions]:
-        """Return the questions of rows by layer, to which new ones are added. `asked`: all that they say."""
+        """Return the questions of some rows by layer, to which new ones are added.
+
+        `asked`: what tells these rows apart.
+        """
         if (found := self.kept.get(asked)) is None:
             if len(self.kept) >= _MOST_STEPS:
                 self.kept.clear()
@@ -79,7 +82,7 @@ class NativeLayers:
             self._begin(layer, now, room, like)
         if self._calls is None:
             return AwayDone(), ()
-        asked = self._asked.get(layer) or self._ask(layer, now)
+        asked = self._asked.get(layer) or self._prepare_questions(layer, now)
         places = None if asked is None or not self._calls.has(layer) else self._link.find_places(asked.questions)
         if asked is None or places is None:
             return AwayDone(), ()
@@ -95,7 +98,7 @@ class NativeLayers:
         first = tuple(self._questions_of(0, now))
         self._asked = self._creditors.questions((self._link.turn, tuple(self._places), like, first))
 
-    def _ask(self, layer: int, now: Tokens) -> AskedQuestions | None:
+    def _prepare_questions(self, layer: int, now: Tokens) -> AskedQuestions | None:
         dtype, shape = str(now.query.dtype).removeprefix("torch."), tuple(now.query.shape)
         packets = self._link.prepare_packets(self._questions_of(layer, now), dtype, shape)
         if packets is None:
