@@ -48,6 +48,7 @@ def build_page_app(store: Store, api_key: str | None, alone: bool) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        page.reads.read_ahead()  # a server does not: its start is the time to its first token
         yield
         page.close()
 

@@ -59,6 +59,10 @@ class CatalogueReads:
         finally:
             self._waiting -= 1
 
+    def read_ahead(self) -> None:
+        """Begin to read the sizes of all models, so that the first view of them need not. Errors are left to that."""
+        self._threads.submit(self._with_reader, self.overview)
+
     def overview(self, reader: Reader) -> StoreOverview:
         """Return the sizes of all models. Call it on a thread of `run`."""
         entries, blocks = reader.entries(), reader.block_counts()

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.server.page import reading
+from runtime.server.page.app import build_page_app
 from tests.runtime.server.harness import Running, eventually, running
 from tests.runtime.server.page.looking import HOSTILE, Element, family, made, seen
-from zoo.catalog import Reader
+from zoo.catalog import ModelSummary, Reader
 from zoo.manifest import ChainBlock, block_digest
 from zoo.store import Store
 
@@ -64,6 +66,24 @@ def test_many_models_are_cut_into_pages(tokenizer: Tokenizer, tmp_path: Path, mo
         names = [*rows(seen(http, "/")), *rows(seen(http, "/?page=2")), *rows(seen(http, "/?page=3"))]
         assert names == sorted(names) and len(names) == 5
         assert seen(http, "/").one("a", rel="next").attributes["href"] == "/?q=&sort=name&page=2"
+
+
+def test_sizes_are_read_before_the_first_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a page without a server; its first request reads none."""
+    reads, models = list[int](), Reader.models
+
+    def counted(reader: Reader) -> list[ModelSummary]:
+        reads.append(1)
+        return models(reader)
+
+    monkeypatch.setattr(Reader, "models", counted)
+    with (
+        family(tmp_path / "store") as store,
+        TestClient(build_page_app(store, None, alone=True), base_url="http://localhost") as http,
+    ):
+        eventually(lambda: bool(reads))
+        assert "org/base" in http.get("/").text
+        assert reads == [1]
 
 
 def test_every_link_leads_to_a_view(http: httpx.Client) -> None:
