@@ -149,8 +149,8 @@ class Agent:
         )
         self._by_layer = PagesByLayer(device, self._tables, self._sequence_table.sequences, page_bytes)
         self._strides = strides
-        #: Pages that go as soon as no step writes or reads their table.
-        self._late: list[SendAway] = []
+        #: Pages that go or come back as soon as no step writes or reads their table; requests that overtook an order.
+        self._late: list[SendAway | FinishMigration | PageRequest] = []
         self._steps = StepPlanner(
             self._tables,
             self._sequence_table,
@@ -286,7 +286,7 @@ class Agent:
         out = self._results.finish(result, now, lane)
         if self._by_layer.waiting:
             out = [*out, *self._by_layer.settle()]
-        return [*out, *self._go_late(), *self._bids(), *self._parted()]
+        return [*out, *self._go_late(now), *self._bids(), *self._parted()]
 
     def fail_step(
         self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False, intact: bool = False
@@ -303,12 +303,18 @@ class Agent:
         """
         names = {each.name for each in self._steps.oldest_step(lane)[1]} if self._by_layer.waiting else set()
         out = self._results.fail(reason, now, lane, retry, intact)
-        return [*out, *self._go_late(), *self._by_layer.fail(names), *self._bids(), *self._parted()]
+        return [*out, *self._go_late(now), *self._by_layer.fail(names), *self._bids(), *self._parted()]
 
     def answer_pages(self, want: PageRequest, now: int) -> list[AgentCommand]:
-        """Answer a request for pages, or for kept hidden states. It only reads: a step may run meanwhile."""
+        """Answer a request for pages, or for kept hidden states. It only reads: a step may run meanwhile.
+
+        It may overtake the order that makes pages the sequence's that have come back; then it waits for that.
+        """
         if want.loan:
             return [answer_for_loan(want, self._moves.lent_pages(want))]
+        if not want.before and self._moves.recalls(want.seq, want.epoch):
+            self._late.append(want)
+            return []
         if want.as_written:
             return self._by_layer.add(want, now)
         return [answer(want, self._sequence_table.sequences.get(want.seq), self.device, self._tables, self._kept)]
@@ -458,10 +464,32 @@ class Agent:
         why = "its pages cannot be another device's"
         return [Send(SCHEDULER, RowsLost(self.device, (order.seq,), (order.epoch,), why, True))]
 
-    def _go_late(self) -> list[AgentCommand]:
-        """Free the pages that waited for a step."""
+    def _settle(self, order: FinishMigration) -> list[AgentCommand]:
+        """End a migration to this device; pages that come back are put off as those that go are (`_send_away`)."""
+        sequence = self._sequence_table.sequences.get(order.seq)
+        keys = {} if sequence is None else sequence.keys
+        key, mending = self._moves.recalled_into(order, keys), self._moves.mending
+        if key and self._tables.writes(key):
+            self._late.append(order)
+            return []
+        closed = mending.close_gaps(key) if key else []
+        out = self._moves.settle(order, keys)
+        mending.open_gaps(closed)
+        return out
+
+    def _go_late(self, now: int) -> list[AgentCommand]:
+        """Carry out, in their order, what waited for a step or for an order."""
         late, self._late = self._late, []
-        return [command for order in late for command in self._send_away(order)] if late else []
+        out: list[AgentCommand] = []
+        for order in late:
+            match order:
+                case SendAway():
+                    out += self._send_away(order)
+                case FinishMigration():
+                    out += self._settle(order)
+                case PageRequest():
+                    out += self.answer_pages(order, now)
+        return out
 
     def _save_sequence(self, seq: str, epoch: int, tokens: int) -> list[AgentCommand]:
         """Close a sequence, and keep its K and V in host memory (QL-10)."""
@@ -568,8 +596,7 @@ class Agent:
                 donor = self._sequence_table.sequences.get(event.shared[0]) if event.shared is not None else None
                 out = self._moves.receive(event, self._shelf.specs.get(event.stage.id), now, donor)
             case FinishMigration():
-                sequence = self._sequence_table.sequences.get(event.seq)
-                out = self._moves.settle(event, None if sequence is None else sequence.keys)
+                out = [*self._settle(event), *self._go_late(now)]
             case MendPages():
                 out = self._moves.mend(event, arrays, self._sequence_table.sequences.get(event.seq), now)
             case PageRequest():

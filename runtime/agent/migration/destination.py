@@ -230,6 +230,16 @@ class IncomingMigrations:
         self._discard_move(move)
         return self._stuck(row.move, row.sequence.seq, reason)
 
+    def recalls(self, seq: str, epoch: int) -> bool:
+        """Return whether pages of a sequence come back, and are not the sequence's yet."""
+        orders = (each.order for each in self._incoming.values())
+        return any(order.recall and (order.seq, order.epoch) == (seq, epoch) for order in orders)
+
+    def recalled_into(self, order: FinishMigration, keys: Mapping[int, str]) -> str:
+        """Return the table, of `keys` by first component, that gets the pages back; "" if none does."""
+        move = self._incoming.get(order.move)
+        return keys.get(move.order.stage.lo, "") if move is not None and move.order.recall and order.commit else ""
+
     def settle(self, order: FinishMigration, keys: Mapping[int, str] | None = None) -> list[AgentCommand]:
         """End a migration in any phase. A committed table waits for the OpenSequences that comes next.
 

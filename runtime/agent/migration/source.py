@@ -13,6 +13,7 @@ from runtime.agent.sequences.sequence import AgentSequence
 from runtime.chains import Hop
 from runtime.control.agent_io import AgentCommand, ReadPages, Send, SendActivations
 from runtime.messages import PageData, PageRequest
+from runtime.types import AWAY
 
 
 def answer(
@@ -27,8 +28,11 @@ def answer(
     key, layers = found
     if not 0 <= want.lo < want.hi <= tables.book.tokens_of(key) or want.lo % tables.spec(key).page_tokens:
         return refused(want, f"tokens {want.lo} to {want.hi} of {want.seq} are not written here")
+    pages = tables.pages(key, want.lo, want.hi, layers)
+    if AWAY in pages:
+        return refused(want, f"tokens {want.lo} to {want.hi} of {want.seq} are on other devices")
     return ReadPages(
-        tables.pages(key, want.lo, want.hi, layers),
+        pages,
         want.by,
         PageData(want.move, want.seq, want.epoch, want.lo, want.hi, ""),
     )

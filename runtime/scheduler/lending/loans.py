@@ -84,11 +84,16 @@ class LoanRecall:
 
 
 class Loans:
-    """All loans, by number and by sequence; the recalls under way, by number."""
+    """All loans, by number and by sequence; the recalls under way, by number.
+
+    Attributes:
+        came_back: By sequence: the tokens that it had computed when pages of it came back last.
+    """
 
     def __init__(self) -> None:
         self._loans: dict[int, Loan] = {}
         self.recalls: dict[int, LoanRecall] = {}
+        self.came_back: dict[str, int] = {}
         self._of: dict[str, list[Loan]] = {}
 
     def __len__(self) -> int:

@@ -12,7 +12,8 @@ Contract:
 - A mend is of one hop, the first with losses. Its row passes the hops before, too, where nothing is lost any more.
 - The sequence rests meanwhile: rows of its own would attend to what is not there.
 - A step that waited for a dead creditor has failed; rows that had nothing else to do with it are sent again. One of a
-  sequence with creditors waits for news of them first where no death is known, since such a step may fail before it is.
+  sequence with creditors waits for news of them first where no death is known, since such a step may fail before it is,
+  and no pages have just come back: then it may have asked a creditor that does not hold them any more.
 - Pages are taken as for any next row. Where nothing has room, a sequence keeps what is left of it until dead devices
   are replaced, for a while.
 - What is not covered (`why_not`) runs again from its tokens, and so does what fails several times.
@@ -139,7 +140,9 @@ class Mending:
         if not self._state.config.lending.mend or sequence.predicted is not None or failures.again >= _TRIES:
             return False
         sequence.failures = failures.once_more()
-        if sequence.lenders and not sequence.lost and not known:
+        # The first row after a recall may be faster over earlier hops than the order to use what has come back.
+        early = self._loans.came_back.get(sequence.seq) == sequence.computed and failures.again < _TRIES - 1
+        if sequence.lenders and not sequence.lost and not known and not early:
             self._await_news(sequence, now)
         else:
             self._state.ready.append(sequence)
@@ -224,7 +227,11 @@ class Mending:
         for seq, (sequence, since) in list(self._waiting.items()):
             if now - since > _NEWS:
                 del self._waiting[seq]
-                self._go_on(sequence)
+                if not sequence.waits.move:
+                    self._go_on(sequence)
+                elif self._loans.recall_of(sequence) is not None and not sequence.flying:
+                    sequence.hold(False)  # its pages come back meanwhile
+                    self._state.ready.append(sequence)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 

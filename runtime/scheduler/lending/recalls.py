@@ -173,6 +173,7 @@ class Recalls:
         recall = self._loans.recall_of(sequence)
         if recall is not None:
             self._release(recall)
+        self._loans.came_back.pop(sequence.seq, None)
 
     def check(self) -> None:
         """Raise RuntimeError unless recalls, loans and sequences agree. For tests, after every event."""
@@ -201,6 +202,7 @@ class Recalls:
         if loan.groups[0] == loan.groups[1]:
             self._loans.remove(loan)
             sequence.lenders = frozenset(each.creditor for each in self._loans.of_sequence(sequence))
+        self._loans.came_back[sequence.seq] = sequence.computed
         self._go_on(sequence)
         self.on_commit(recall, now)
 
