@@ -20,7 +20,16 @@ from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.lending_config import LendingConfig
 from runtime.loans import LoanQuery
-from runtime.messages import FinishMigration, ForwardRows, MigrationReady, PageRequest, RowsDone, RowsLost, RunRows
+from runtime.messages import (
+    FinishMigration,
+    ForwardRows,
+    MigrationReady,
+    PageData,
+    PageRequest,
+    RowsDone,
+    RowsLost,
+    RunRows,
+)
 from runtime.types import LoanLost
 from tests.runtime.scheduler.lending.test_lending import prompt
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -234,6 +243,7 @@ def test_orders_that_are_slower_than_rows_and_requests_of_other_devices(cut: tup
         one.expect()
         assert not one.scheduler.state().counters.failed_steps
         assert all(message.intact for _, _, _, message in one.sent if isinstance(message, RowsLost))
+        assert not any("other devices" in each.error for _, _, _, each in one.sent if isinstance(each, PageData))
         seen += one.seen
     assert min(seen["row first"], seen["request first"], seen["ends in its step"]) > 0, seen
 
