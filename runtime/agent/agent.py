@@ -149,7 +149,7 @@ class Agent:
         )
         self._by_layer = PagesByLayer(device, self._tables, self._sequence_table.sequences, page_bytes)
         self._strides = strides
-        #: Pages that go or come back as soon as no step writes or reads their table; requests that overtook an order.
+        #: Orders to send pages away or take them back that wait for a step; requests that wait for the end of a recall.
         self._late: list[SendAway | FinishMigration | PageRequest] = []
         self._steps = StepPlanner(
             self._tables,
@@ -308,7 +308,7 @@ class Agent:
     def answer_pages(self, want: PageRequest, now: int) -> list[AgentCommand]:
         """Answer a request for pages, or for kept hidden states. It only reads: a step may run meanwhile.
 
-        It may overtake the order that makes pages the sequence's that have come back; then it waits for that.
+        It may arrive before the FinishMigration that ends a recall of these pages. Then it is answered after that.
         """
         if want.loan:
             return [answer_for_loan(want, self._moves.lent_pages(want))]
