@@ -135,12 +135,12 @@ class Debtor:
         self._reached = Creditors(self.link, native=PacketCreditors(self.link, call) if native else None)
 
     def step(self, seed: int, query: str = "float32", out: str = "float32", creditors: int = 2) -> list[Tensor]:
-        """Attend in all layers."""
+        """Attend in all layers. `query`: types of the queries, of one layer after another."""
         paging = self.rows.paging(True)
         backend = AwayAttention(native_attention(kernels()), paging, self._reached, NativeOperations(kernels()).merge)
         results = []
         for layer in range(LAYERS):
-            now = self.rows.now(seed + layer, query)
+            now = self.rows.now(seed + layer, query.split()[layer % len(query.split())])
             wide = torch.cat([now.query.flatten(1), torch.ones(self.rows.rows, 5, dtype=now.query.dtype)], 1)
             now = now._replace(query=wide[:, : HEADS * WIDTH].view(-1, HEADS, WIDTH))  # as in a layer's product
             results.append(torch.zeros(now.query.shape, dtype=getattr(torch, out)))
@@ -209,6 +209,30 @@ def test_queries_and_results_may_be_bfloat16(make: Callable[..., Cluster], query
         made = cluster.debtor.step(10 * step, query, out)
         assert all(torch.equal(mine, each.to(mine.dtype)) for mine, each in zip(made, want, strict=True))
     assert sum(each.received == 2 and each.merged for each in cluster.debtor.done) > LAYERS
+
+
+def test_queries_may_change_their_type_from_layer_to_layer(make: Callable[..., Cluster]) -> None:
+    context, types = Rows(1, "bfloat16"), "float32 bfloat16"
+    cluster = make(context)
+    for step in range(3):
+        want = [context.whole(layer, context.now(step + layer, types.split()[layer % 2])) for layer in range(LAYERS)]
+        assert all(map(torch.equal, cluster.debtor.step(step, types), want))
+    assert sum(each.merged for each in cluster.debtor.done) > LAYERS
+
+
+def test_questions_follow_loans_that_grow(make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept from step to step, but not beyond a change of what is lent."""
+    context = Rows()
+    cluster = make(context)
+    for last in (192, 256):
+        lent = cluster.held["d2"].lent
+        lent.drop_loan(0)
+        lent.hold_loan(0, context.tables[0, :, 64 // PAGE : last // PAGE].t().tolist(), last - 64, "d0")
+        monkeypatch.setitem(ENDS, "d2", last)
+        for step in range(3):
+            want = [context.whole(layer, context.now(step + layer)) for layer in range(LAYERS)]
+            assert all(map(torch.equal, cluster.debtor.step(step), want))
+    assert sum(each.merged for each in cluster.debtor.done) > 2 * LAYERS
 
 
 def test_an_answer_that_takes_long_is_awaited_in_python(make: Callable[..., Cluster]) -> None:
