@@ -235,6 +235,22 @@ def test_questions_follow_loans_that_grow(make: Callable[..., Cluster], monkeypa
     assert sum(each.merged for each in cluster.debtor.done) > 2 * LAYERS
 
 
+def test_a_late_answer_to_a_step_that_was_given_up_is_not_taken(make: Callable[..., Cluster]) -> None:
+    context = Rows()
+    cluster = make(context)
+    for step in range(2):
+        cluster.debtor.step(step)
+    held = cluster.held["d2"]
+    held.free.clear()
+    held.lent.hold_loan(9, [[0]], PAGE, "d0")  # what is known is asked of Python again
+    with pytest.raises(LoanLost, match="d2 did not answer"):
+        cluster.debtor.step(40)
+    held.free.set()
+    for step in range(50, 53):
+        want = [context.whole(layer, context.now(step + layer)) for layer in range(LAYERS)]
+        assert all(map(torch.equal, cluster.debtor.step(step), want))
+
+
 def test_an_answer_that_takes_long_is_awaited_in_python(make: Callable[..., Cluster]) -> None:
     """It looks for the creditor's life meanwhile, and the step goes on natively afterwards."""
     context, looks = Rows(), list[int]()
