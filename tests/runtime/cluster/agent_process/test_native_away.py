@@ -270,6 +270,21 @@ def test_an_answer_that_takes_long_is_awaited_in_python(make: Callable[..., Clus
     assert all(map(torch.equal, cluster.debtor.step(30), want))
     assert len(looks) >= 3
     assert cluster.debtor.done[-LAYERS].received < 2
+    packets = cluster.debtor.link._packets
+    assert packets is not None and not packets._open, "all answers were received where they were due"
+
+
+def test_a_creditor_that_is_no_peer_any_more_is_not_asked(make: Callable[..., Cluster]) -> None:
+    cluster = make(Rows())
+    for step in range(2):
+        cluster.debtor.step(step)
+    calls = len(cluster.debtor.done)
+    first = cluster.peers.get("d1")
+    assert first is not None
+    cluster.peers.update({"d1": first})
+    with pytest.raises(LoanLost, match="d2, which holds K and V, is gone"):
+        cluster.debtor.step(5)
+    assert len(cluster.debtor.done) == calls
 
 
 def test_a_creditor_that_is_gone_is_a_lost_loan(make: Callable[..., Cluster]) -> None:
