@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from runtime.chains import Array
-from runtime.engine.attention.away_paging import paging_here, paging_of, tokens_of
+from runtime.engine.attention.away_paging import causal_pairs, paging_here, paging_of, tokens_of
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.attention.native_away import NativeLayers, PacketCreditors
 from runtime.engine.attention.partial import PartialAttention, attend_partly, values_dtype
@@ -237,13 +237,9 @@ class AwayAttention:
         begin = time.perf_counter()
         local = attend_partly(self._local, layer, now, into)
         if learns:
-            self._reached().costs.add_attention(self._products(now.query), time.perf_counter() - begin)
+            products = causal_pairs(self._spans) * now.query[0].numel()
+            self._reached().costs.add_attention(products, time.perf_counter() - begin)
         return local
-
-    def _products(self, query: Tensor) -> int:
-        """Return the products of attention to what is here (`LoanAsk`)."""
-        counts = ((span.hi - span.lo, span.start) for span in self._spans)
-        return sum(count * start + count * (count + 1) // 2 for count, start in counts) * query[0].numel()
 
     @cached_property
     def _shares(self) -> tuple[_CreditorShare, ...]:
@@ -352,7 +348,7 @@ class AwayAttention:
         products = sum(count * held for count, held in zip(share.counts, share.lent, strict=True)) * heads * width
         pages = sum(share.lent) // self.paging.page_tokens * 2 * self.paging.pool.half_bytes
         queries = query_bytes(tokens, heads, width, query.element_size(), values_dtype(query.device).itemsize)
-        return LoanAsk(share.creditor, queries, pages, products, self._products(query))
+        return LoanAsk(share.creditor, queries, pages, products, causal_pairs(self._spans) * heads * width)
 
     def _take_answer(self, asked: _OpenQuery, now: Tokens, room: PartialAttention, where: _Place) -> None:
         """Put attention of the rows of a query to what was asked for in its place. Raises LoanLost."""

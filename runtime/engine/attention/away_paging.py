@@ -13,6 +13,12 @@ def tokens_of(span: RowSpan) -> range:
     return range(span.lo, span.hi)
 
 
+def causal_pairs(spans: Sequence[RowSpan]) -> int:
+    """Return how many pairs there are of a query of these rows and a token at or before it."""
+    counts = ((span.hi - span.lo, span.start) for span in spans)
+    return sum(count * start + count * (count + 1) // 2 for count, start in counts)
+
+
 def paging_of(paging: PagedMetadata, rows: Sequence[int]) -> PagedMetadata:
     """Return the paging of these rows alone, at their places in the context. It is not for writing."""
     index = put(rows, paging.tables.device)

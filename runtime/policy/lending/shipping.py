@@ -24,8 +24,8 @@ MOST_PULLED = 16 << 20
 _TRIP, _BYTE, _PRODUCT = 2e-4, 1e-9, 2e-10
 #: Questions for which both are tried in turns, and later the period of those for which the other one is.
 _FIRST, _AGAIN = 8, 64
-#: Questions from which on only every so many is learned from, and those by the other way: a fit takes as long as
-#: attention of a short layer.
+#: Questions from which on only every so many is learned from, a divisor of `_AGAIN`: a fit takes as long as attention
+#: of a short layer.
 _LEARNT, _SELDOM = 32, 8
 #: Pages must be expected to take less than this share of the time of queries.
 _BETTER = 0.95
@@ -113,7 +113,7 @@ class ShippingCosts:
         if number <= _FIRST:
             return ShippingChoice(number % 2 == 0, True)
         better, other = self.seconds(ask, True) < _BETTER * self.seconds(ask, False), number % _AGAIN == 0
-        return ShippingChoice(better != other, other or number <= _LEARNT or number % _SELDOM == 0)
+        return ShippingChoice(better != other, number <= _LEARNT or number % _SELDOM == 0)
 
     def seconds(self, ask: LoanAsk, pulled: bool) -> float:
         """Return the expected time until both parts are attended to; what is here is attended to meanwhile."""

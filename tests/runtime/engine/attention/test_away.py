@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runtime.chains import Array
 from runtime.engine.attention.away import AwayAttention, Creditors
+from runtime.engine.attention.away_paging import causal_pairs
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages
 from runtime.engine.attention.partial import PartialAttention, attend_partly
@@ -168,3 +169,10 @@ def test_a_creditor_sends_only_so_many_pages_at_once(halves: Halves, monkeypatch
     monkeypatch.setattr("runtime.engine.attention.lent.MOST_PULLED", 2 * 512)
     with pytest.raises(ValueError, match="more pages"):
         halves.attend(SlowLink(halves.held), "pages")
+
+
+def test_pairs_of_queries_and_tokens_are_counted_as_they_attend() -> None:
+    spans = [RowSpan(0, 1, 0), RowSpan(1, 2, 9), RowSpan(2, 6, 0), RowSpan(6, 13, 20)]
+    brute = sum(1 for span in spans for at in range(span.hi - span.lo) for key in range(99) if key <= span.start + at)
+    assert causal_pairs(spans) == brute
+    assert causal_pairs([]) == 0
