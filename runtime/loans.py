@@ -5,7 +5,7 @@ Depends neither on tensors nor on transports.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -158,25 +158,31 @@ class PacketLoanLink(LoanLink, Protocol):
         ...
 
     def prepare_packets(
-        self, asks: Sequence[tuple[str, LoanQuery]], dtype: str, shape: tuple[int, ...]
+        self, asks: Sequence[tuple[str, LoanQuery]], dtype: str, head: tuple[int, int]
     ) -> Sequence[PacketQuestion] | None:
-        """Return the packets of questions to these creditors, with queries of this type and shape.
+        """Return the packets of questions to these creditors, with queries of this type, [tokens, *head].
 
         None: they do not go this way, and `send_query` takes them.
         """
         ...
 
-    def find_places(self, questions: Sequence[PacketQuestion]) -> Sequence[PacketPlace] | None:
-        """Return where each of these questions, each to another creditor, may go now, and its answer comes.
+    def find_places(self, creditors: Sequence[str]) -> Mapping[str, PacketPlace] | None:
+        """Return where the next question to each of these creditors may go now, and its answer comes.
 
         None: they do not go this way now. Nothing else is sent until `count_packets`. Raises LoanLost.
         """
         ...
 
     def count_packets(
-        self, questions: Sequence[PacketQuestion], sent: int, received: int, packet: bytes | None
+        self,
+        questions: Sequence[PacketQuestion],
+        sent: int,
+        received: int,
+        packet: bytes | None,
+        before: Mapping[str, int],
     ) -> Sequence[int]:
-        """Take it that the first of these questions were sent, and the first of their answers received.
+        """Take it that the first of these questions, each to another creditor, were sent, and the first of their
+        answers received; before them, so many by creditor were sent and answered.
 
         `packet`: what came instead of the next answer. Returns the tickets of the answers that are still to come.
         """

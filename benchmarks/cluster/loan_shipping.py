@@ -33,7 +33,7 @@ from runtime.chains import Array
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, side_messengers
 from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.attention.native_away import PacketCreditors
-from runtime.engine.kernels.exchange import NativeAway, native_away
+from runtime.engine.kernels.away_calls import NativeAway, native_away
 from runtime.engine.step.context import AwayRow, PagedMetadata, RowSpan
 from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery

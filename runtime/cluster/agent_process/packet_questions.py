@@ -6,7 +6,7 @@ LoansAttended with attention of its shape. Any other packet goes to the messenge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
 
@@ -43,23 +43,30 @@ class PacketQuestions:
         return True
 
     def prepare(
-        self, asks: Sequence[tuple[str, AttendLoans]], dtype: str, shape: tuple[int, ...]
+        self, asks: Sequence[tuple[str, AttendLoans]], dtype: str, head: tuple[int, int]
     ) -> list[PacketQuestion] | None:
-        """Return the packets of these questions; None if one is too long."""
-        made = [_question_of(creditor, asked, dtype, shape) for creditor, asked in asks]
+        """Return the packets of these questions, with queries [tokens, *head]; None if one is too long."""
+        made = [_question_of(creditor, asked, dtype, (sum(asked.query.counts), *head)) for creditor, asked in asks]
         known = [each for each in made if each is not None]
         return known if len(known) == len(made) else None
 
-    def find_places(self, questions: Sequence[PacketQuestion]) -> list[PacketPlace] | None:
-        """Return where these questions, each to another creditor, may go now; None if one may not."""
-        places = []
-        for each in questions:
-            link = self._messenger.packets(each.creditor)
+    def find_places(self, creditors: Sequence[str]) -> dict[str, PacketPlace] | None:
+        """Return where the next questions to these creditors may go now; None if one may not."""
+        places = {}
+        for each in creditors:
+            link = self._messenger.packets(each)
             place = None if link is None else link.find_place()
             if place is None:
                 return None
-            places.append(place)
+            places[each] = place
         return places
+
+    def count_answered(self, counts: Mapping[str, int]) -> None:
+        """Take it that so many questions were sent past this object, and all of them answered, by creditor."""
+        for creditor, count in counts.items():
+            link = self._messenger.packets(creditor)
+            if link is not None:  # as it had a place
+                link.count(count, count)
 
     def count(
         self, questions: Sequence[PacketQuestion], ticket: int, sent: int, received: int, packet: bytes | None

@@ -138,26 +138,28 @@ class SideClient:
         return self._turn
 
     def prepare_packets(
-        self, asks: Sequence[tuple[str, LoanQuery]], dtype: str, shape: tuple[int, ...]
+        self, asks: Sequence[tuple[str, LoanQuery]], dtype: str, head: tuple[int, int]
     ) -> Sequence[PacketQuestion] | None:
         if self._packets is None:
             return None
         return self._packets.prepare(
-            [(creditor, AttendLoans(self._turn, asked)) for creditor, asked in asks], dtype, shape
+            [(creditor, AttendLoans(self._turn, asked)) for creditor, asked in asks], dtype, head
         )
 
-    def find_places(self, questions: Sequence[PacketQuestion]) -> Sequence[PacketPlace] | None:
+    def find_places(self, creditors: Sequence[str]) -> Mapping[str, PacketPlace] | None:
         if self._packets is None or self._open:
             return None
-        for each in questions:
-            self._reach(each.creditor)
-        return self._packets.find_places(questions)
+        for each in creditors:
+            self._reach(each)
+        return self._packets.find_places(creditors)
 
     def count_packets(
-        self, questions: Sequence[PacketQuestion], sent: int, received: int, packet: bytes | None
-    ) -> Sequence[int]:
+        self, questions: Sequence[PacketQuestion], sent: int, received: int, packet: bytes | None,
+        before: Mapping[str, int],
+    ) -> Sequence[int]:  # fmt: skip
         if self._packets is None:
             return ()
+        self._packets.count_answered(before)
         first = self._number + 1
         self._number += sent
         creditors = self._packets.count(questions, first, sent, received, packet)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,10 +23,10 @@ from torch import Tensor
 from runtime.chains import Array
 from runtime.engine.attention.away_paging import causal_pairs, paging_here, paging_of, tokens_of
 from runtime.engine.attention.interface import Tokens
-from runtime.engine.attention.native_away import NativeLayers, PacketCreditors
+from runtime.engine.attention.native_away import NOTHING, AwayStep, NativeLayers, PacketCreditors, StepLayer
 from runtime.engine.attention.partial import PartialAttention, attend_partly, values_dtype
 from runtime.engine.attention.pulled import PulledPages
-from runtime.engine.kernels.exchange import AwayDone
+from runtime.engine.kernels.away_calls import AwayDone, RowParts
 from runtime.engine.kernels.paged_attention import NativeAttention
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
 from runtime.engine.tensors.convert import array_of, joined
@@ -43,9 +43,6 @@ Merge = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
 #: Seconds from which on an answer was awaited, and had not come before.
 _WAITED = 5e-5
 
-
-#: What native code has done of a layer without it, and the tickets of its questions.
-_NOTHING: tuple[AwayDone, Sequence[int]] = AwayDone(), ()
 #: Where a holder's parts of rows go: all of them to one number, or by number and token.
 _Place = int | tuple[Tensor, Tensor]
 
@@ -133,6 +130,18 @@ class AwayLayers:
     def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
         self._at(layer).chunks(layer, now, out, sums)
 
+    def prepare_calls(self, layers: Mapping[int, Tokens]) -> AwayStep | None:
+        """Return the native calls of layers with such queries; None if there are none. Raises LoansMixed."""
+        reached, found = self._creditors, dict[int, StepLayer]()
+        for layer, now in layers.items():
+            backend = self._at(layer)
+            one = backend.step_layer(layer, now) if isinstance(backend, AwayAttention) else None
+            if one is not None:
+                found[layer] = one
+        if not found or reached is None or reached.native is None:
+            return None
+        return AwayStep(reached.native, found)
+
     def _at(self, layer: int) -> AttentionBackend:
         part = bisect_right(self._edges, layer)
         if (found := self._between.get(part)) is None:
@@ -185,8 +194,7 @@ class AwayAttention:
         dtype = torch.float32 if sums is None else torch.float64
         direct = self._everything and out.dtype == dtype and out.is_contiguous()
         whole = out if direct else torch.empty(query.shape, dtype=dtype, device=query.device)
-        native, merged = self._native, whole if sums is None else None
-        done, tickets = _NOTHING if native is None else native.attend(layer, now, room, merged)
+        done, tickets = self._attend_natively(layer, now, room, whole if sums is None else None)
         total = None if sums is None else sums if direct else torch.empty_like(room.sums[0])
         if not done.merged:
             self._do_rest(layer, now, query, (room, places), done, tickets, (out, sums))
@@ -199,6 +207,28 @@ class AwayAttention:
             out.copy_(whole)
         else:
             out[self._tokens] = whole.to(out.dtype)
+
+    def step_layer(self, layer: int, now: Tokens) -> StepLayer | None:
+        """Return the native call of a layer within a step. `now`: of all rows of the step."""
+        native, here = self._native, self._here
+        if native is None or not (here is None or isinstance(here, NativeAttention)):
+            return None
+        away = now if self._everything else now._replace(query=now.query[self._tokens])
+        call = native.call_of(layer, away, self._room(away.query)[0])
+        return None if call is None else StepLayer(call, native, here)
+
+    def _attend_natively(
+        self, layer: int, now: Tokens, room: PartialAttention, out: Tensor | None
+    ) -> tuple[AwayDone, Sequence[int]]:
+        """Do what native code can do, or return what a step's call has done of this layer already."""
+        native = self._native
+        if native is None:
+            return NOTHING
+        begun = native.take_begun(layer)
+        if begun is not None:
+            return begun
+        # rows with all pages here attend while the creditors do, which a call for itself does not wait for
+        return native.attend(layer, now, room, out) if self._everything else NOTHING
 
     def _do_rest(
         self, layer: int, now: Tokens, query: Tensor, into: tuple[PartialAttention, list[_Place]], done: AwayDone,
@@ -213,7 +243,7 @@ class AwayAttention:
         """
         (room, places), shares, away = into, self._shares, now._replace(query=query)
         late = zip(tickets, shares[done.received : done.sent], strict=True)
-        asked = [_OpenQuery(ticket, share, query, None, False, 0.0) for ticket, share in late]
+        asked = [_OpenQuery(ticket, share, self._queries_of(share, query), None, False, 0.0) for ticket, share in late]
         asked += self._send_queries(layer, away, shares[done.sent :])
         if self._here is not None:
             self._here.decode(layer, now, *out)
@@ -268,42 +298,49 @@ class AwayAttention:
 
         A row with fewer parts than another one has parts without tokens, which are never written.
         """
-        most, places = self._parts
         if self._made_room is None or self._made_room.values.shape[1:] != query.shape:
-            self._made_room = PartialAttention.empty(query, most)
-        return self._made_room, places
+            self._made_room = PartialAttention.empty(query, self._parts[0])
+        return self._made_room, self._places
 
     @cached_property
-    def _parts(self) -> tuple[int, list[_Place]]:
-        """Return the most parts of a row, and where parts go: number in the row, in the order of the tokens, and token.
+    def _parts(self) -> tuple[int, list[RowParts]]:
+        """Return the most parts of a row, and the parts by token, numbered in the order of the row's tokens.
 
-        Places are given for what is here, then for each creditor; for all tokens of the rows that it has a part of.
+        Parts are given for what is here, then for each creditor; for all tokens of the rows that it has a part of.
         """
         holders = [list(zip(self._first, self._spans, strict=True)), *(share.parts for share in self._shares)]
         firsts: dict[RowSpan, list[int]] = {span: [] for span in self._spans}
         for parts in holders:
             for first, span in parts:
                 insort(firsts[span], first)
+        found = [
+            RowParts(
+                tuple(token for _, span in parts for token in tokens_of(span)),
+                tuple(firsts[span].index(first) for first, span in parts for _ in tokens_of(span)),
+            )
+            for parts in holders
+        ]
+        return max(map(len, firsts.values())), found
+
+    @cached_property
+    def _places(self) -> list[_Place]:
+        """Where the parts go."""
         places: list[_Place] = []
-        for parts in holders:
-            numbers = [firsts[span].index(first) for first, span in parts for _ in tokens_of(span)]
-            tokens = [token for _, span in parts for token in tokens_of(span)]
-            if len(set(numbers)) == 1 and len(parts) == len(self._spans):
+        for tokens, numbers in self._parts[1]:
+            if len(set(numbers)) == 1 and len(tokens) == len(self._tokens):
                 places.append(numbers[0])
             else:
                 places.append((put(numbers, self._tokens.device), put(tokens, self._tokens.device)))
-        return max(map(len, firsts.values())), places
+        return places
 
     @cached_property
     def _native(self) -> NativeLayers | None:
-        """Native calls; None unless all rows are away, each creditor has a part of each, and queries may travel."""
-        reached, (_, places) = self._reached(), self._parts
-        numbers = [where for where in places if isinstance(where, int)]
-        if reached.native is None or reached.shipping == "pages" or not isinstance(self._local, NativeAttention):
+        """Native calls, where queries may travel."""
+        reached, local = self._reached(), self._local
+        if reached.native is None or reached.shipping == "pages" or not isinstance(local, NativeAttention):
             return None
-        if not self._everything or len(numbers) < len(places):
-            return None
-        return NativeLayers(reached.native, self._local, numbers, self._questions, self._is_asked_natively)
+        parts = self._parts[1]
+        return NativeLayers(reached.native, local, self._tokens, parts, self._questions, self._is_asked_natively)
 
     def _questions(self, layer: int, now: Tokens) -> list[tuple[str, LoanQuery]]:
         return [(share.creditor, self._question(share, layer, now)) for share in self._shares]
@@ -333,8 +370,7 @@ class AwayAttention:
         """
         reached = self._reached()
         for share in shares:
-            whole = len(share.parts) == len(self._spans)
-            some = now.query if whole else torch.cat([now.query[span.lo : span.hi] for _, span in share.parts])
+            some = self._queries_of(share, now.query)
             ask = None if reached.shipping == "query" else self._ask_of(share, some)
             pulled, learns = (False, False) if ask is None else reached.costs.choose(reached.shipping, ask)
             asks = self._question(share, layer, now, pulled)
@@ -343,8 +379,12 @@ class AwayAttention:
             ticket = reached.link.send_query(share.creditor, asks, arrays)
             yield _OpenQuery(ticket, share, some, ask if learns else None, pulled, begin)
 
+    def _queries_of(self, share: _CreditorShare, query: Tensor) -> Tensor:
+        whole = len(share.parts) == len(self._spans)
+        return query if whole else torch.cat([query[span.lo : span.hi] for _, span in share.parts])
+
     def _ask_of(self, share: _CreditorShare, query: Tensor) -> LoanAsk:
-        tokens, heads, width = query.shape
+        tokens, (_, heads, width) = sum(share.counts), query.shape
         products = sum(count * held for count, held in zip(share.counts, share.lent, strict=True)) * heads * width
         pages = sum(share.lent) // self.paging.page_tokens * 2 * self.paging.pool.half_bytes
         queries = query_bytes(tokens, heads, width, query.element_size(), values_dtype(query.device).itemsize)

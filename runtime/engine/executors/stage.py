@@ -42,7 +42,7 @@ from runtime.engine.attention.varlen import page_multiple
 from runtime.engine.executors.device import enter_device, pool_bytes
 from runtime.engine.executors.second_lane import ReleasedTables, SecondLane
 from runtime.engine.executors.stage_step import Begun, stepped
-from runtime.engine.kernels.exchange import NativeAway, native_away
+from runtime.engine.kernels.away_calls import NativeAway, native_away
 from runtime.engine.models.registry import ModelRegistry
 from runtime.engine.recording.graphs import Graphs, graphs_for
 from runtime.engine.sampling.output import Sampling

@@ -350,13 +350,12 @@ class Kernels:
 
     def layers_(
         self, hidden: Tensor, halves: ctypes.Array[Half], step: StepData, lo: int = 0, hi: int | None = None, *,
-        resumes: bool = False, stops: bool = False,
-    ) -> None:  # fmt: skip
+        resumes: bool = False,
+    ) -> int | None:  # fmt: skip
         """Run half layers [lo, hi) in order on hidden [1, rows, width], in place.
 
-        Args:
-            resumes: The attention of the first one is in `made` of the step already.
-            stops: The last one ends before its attention: K and V are written, its queries are in `wide`.
+        `resumes`: the attention of the first one is in `made` of the step already. Returns None at the end, or the
+        number of a half whose attention is left to the caller: K and V are written, its queries are in `wide`.
 
         Raises:
             MemoryError: no memory for intermediate values.
@@ -364,8 +363,10 @@ class Kernels:
         _rows_of(hidden, halves[0].width)
         count = (len(halves) if hi is None else hi) - lo
         first = ctypes.addressof(halves) + lo * ctypes.sizeof(Half)
-        if self._layers(hidden.data_ptr(), first, count, ctypes.addressof(step), resumes, stops, self.threads):
+        found = self._layers(hidden.data_ptr(), first, count, ctypes.addressof(step), resumes, self.threads)
+        if found == 1:
             raise MemoryError("no memory for a layer")
+        return lo + found - 2 if found else None
 
     def merge(self, values: Tensor, sums: Tensor, out: Tensor, total: Tensor | None) -> None:
         """Merge attention to parts of the tokens: float64 values [parts, …, width] and sums [parts, …, 2].

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.c")
 #: Files that it includes.
-_INCLUDED = (*sorted(SOURCE.with_name("csrc").rglob("*.c")), *map(SOURCE.with_name, ("threads.c", "exchange.c")))
+_INCLUDED = (*sorted(SOURCE.with_name("csrc").rglob("*.c")), SOURCE.with_name("threads.c"))
 #: How products with bfloat16 weights are computed, by the number in `csrc/amx.c`; 0 is the processor's fastest.
 PATHS = ("auto", "widen", "avx512", "amx", "emulated")
 _FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-std=gnu11")

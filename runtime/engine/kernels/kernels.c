@@ -59,4 +59,4 @@ enum { PLAIN = 0, GATED_SILU = 1, ROUNDED = 2 };
 #include "csrc/sampling.c"
 #include "csrc/peaks.c"
 
-#include "exchange.c"
+#include "csrc/exchange.c"

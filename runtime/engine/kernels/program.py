@@ -6,21 +6,23 @@ A program is made for neighbouring units with modules that are fused halves over
 these, by the same kernels. It can run only at one depth for all models, over rows of any length in pages of one size
 (`run`), or over rows of one token in the cells of one dense batch (`run_cells`).
 
-Where other devices hold pages of a row in some layers, each of these layers cuts the call in two, between its K and V
-and its output: attention there is the context's own (`engine.attention.away`).
+Where other devices hold pages of a row in some layers, the call asks them and goes on, if the backend has native calls
+for these layers (`AttendsAway`). If not, or if an answer does not come soon, it stops between the layer's K and V and
+its output, and attention there, or the rest of it, is the backend's (`engine.attention.away`).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from runtime.engine.attention.interface import Tokens
+from runtime.engine.kernels.away_calls import AwayCall
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Grouped, spans_of
 from runtime.engine.kernels.operands import Parts
@@ -62,6 +64,39 @@ class Cells(Protocol):
 
     def clear(self, layers: Iterable[int], like: Tensor) -> None:
         """Zero what these layers have written to places without a token."""
+        ...
+
+
+class LayerAway(Protocol):
+    """The native call of a layer of which other devices hold pages (`engine.attention.native_away.StepLayer`)."""
+
+    @property
+    def call(self) -> AwayCall: ...
+
+    @property
+    def beside(self) -> AttentionBackend | None:
+        """Attention to the rows with all of their pages here; None if there are none."""
+        ...
+
+
+class LayersAway(Protocol):
+    """The native calls of a step (`engine.attention.native_away.AwayStep`)."""
+
+    def open(self) -> Mapping[int, LayerAway]:
+        """Return what may be called now, by layer. Raises LoanLost."""
+        ...
+
+    def close(self, left: int | None) -> None:
+        """Take it that the calls have run up to layer `left`, whose rest is the backend's; None: all of them."""
+        ...
+
+
+@runtime_checkable
+class AttendsAway(Protocol):
+    """An attention backend that may have native calls."""
+
+    def prepare_calls(self, layers: Mapping[int, Tokens]) -> LayersAway | None:
+        """Return the native calls of these layers, with what attends in each."""
         ...
 
 
@@ -141,45 +176,60 @@ class Program:
         """
         work = _ProgramWork(self, hidden, rotary)
         step = work.step
-        cuts: list[int] = []
+        cuts: dict[int, int] = {}
         if attention is not None and self.like is not None:
             paging = attention.paging
             if paging.away:
-                cuts = [at for at, layer in enumerate(layers) if layer is not None and paging.is_away(layer)]
-            tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
+                cuts = {at: layer for at, layer in enumerate(layers) if layer is not None and paging.is_away(layer)}
+            pages, offsets = paging.token_pages.contiguous(), paging.token_offsets.contiguous()
             view = paging.view(self.like)
-            kinds = attention.kinds if isinstance(attention, NativeAttention) else RowKinds(paging)
             step.k_pool, step.v_pool, step.narrow = view.k.data_ptr(), view.v.data_ptr(), view.k.dtype == torch.bfloat16
             step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
-            step.token_pages, step.token_offsets, step.lengths = (
-                pages.data_ptr(),
-                offsets.data_ptr(),
-                kinds.lengths.data_ptr(),
-            )
-            step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
-            _set_kinds(step, kinds)
+            step.token_pages, step.token_offsets = pages.data_ptr(), offsets.data_ptr()
+            kinds = attention.kinds if isinstance(attention, NativeAttention) else RowKinds(paging)
+            _set_rows(step, paging.tables, kinds)
         lows = self._adapters(frame, step, self._halves)
-        for half, layer in zip(self._halves, layers, strict=True):
-            half.layer = layer or 0
-        lo, resumes = 0, False
-        for at in cuts:
-            self.kernels.layers_(work.out, self._halves, step, lo, at + 1, resumes=resumes, stops=True)
-            self._attend(at, layers[at] or 0, attention, work)
-            lo, resumes = at, True
-        self.kernels.layers_(work.out, self._halves, step, lo, resumes=resumes)
+        _set_layers(self._halves, layers)
+        if cuts and attention is not None:
+            self._run_away(work, cuts, attention)
+        else:
+            self.kernels.layers_(work.out, self._halves, step)
         del lows
         return work.out
 
-    def _attend(self, at: int, layer: int, attention: AttentionBackend | None, work: _ProgramWork) -> None:
-        """Attend in a half that stopped before its attention."""
-        module = self._steps[at].module
-        if attention is None or self.like is None or not isinstance(module, FusedAttention):
-            raise RuntimeError("a half that does not attend stopped before its attention")
-        query, out = work.attention(self._halves[at])
-        like = self.like.expand(work.step.rows, -1, -1)  # K and V are in the pages
-        now = Tokens(query, like, like, module.how)
+    def _run_away(self, work: _ProgramWork, cuts: Mapping[int, int], attention: AttentionBackend) -> None:
+        """Run halves with layers of which other devices hold pages: `cuts`, by the number of the half."""
+        calls = None
+        if isinstance(attention, AttendsAway):
+            calls = attention.prepare_calls({layer: self._tokens(at, work)[0] for at, layer in cuts.items()})
+        lo: int | None = 0
+        resumes = False
+        while lo is not None:
+            left, kept = None, _AwayHalves(self._halves, cuts, {} if calls is None else calls.open(), work.step)
+            try:
+                left = self.kernels.layers_(work.out, self._halves, work.step, lo, resumes=resumes)
+            finally:
+                if calls is not None:
+                    calls.close(None if left is None else cuts[left])
+            del kept
+            if left is not None:
+                self._attend(left, cuts[left], attention, work)
+            lo, resumes = left, True
+
+    def _attend(self, at: int, layer: int, attention: AttentionBackend, work: _ProgramWork) -> None:
+        """Attend in a half that stopped before the end of its attention."""
+        now, out = self._tokens(at, work)
         attention.decode(layer, now, out)
         attention.chunks(layer, now, out)
+
+    def _tokens(self, at: int, work: _ProgramWork) -> tuple[Tokens, Tensor]:
+        """Return what attends in a half, and where the result goes."""
+        module = self._steps[at].module
+        if self.like is None or not isinstance(module, FusedAttention):
+            raise RuntimeError("a half that does not attend has no queries")
+        query, out = work.attention(self._halves[at])
+        like = self.like.expand(work.step.rows, -1, -1)  # K and V are in the pages
+        return Tokens(query, like, like, module.how), out
 
     def run_cells(
         self,
@@ -192,11 +242,11 @@ class Program:
         """Run with K and V in cells. One call per layer, because each layer has a store of its own."""
         work = _ProgramWork(self, hidden, rotary)
         lows = self._adapters(frame, work.step, self._halves)
+        _set_layers(self._halves, [None] * len(layers))
         starts = [at for at, layer in enumerate(layers) if layer is not None]
         for lo, hi in zip([0, *starts], [*starts, len(layers)], strict=True):
             layer = layers[lo]
             if layer is not None and cells is not None and self.like is not None:
-                self._halves[lo].layer = 0
                 cells.put(work.step, layer, self.like)
             if lo < hi:
                 self.kernels.layers_(work.out, self._halves, work.step, lo, hi)
@@ -214,8 +264,7 @@ class Program:
         """
         step, halves = StepData(), (Half * len(self._steps))(*self._halves)
         alive = self._adapters(frame, step, halves)
-        for half, layer in zip(halves, layers, strict=True):
-            half.layer = layer or 0
+        _set_layers(halves, layers)
         return halves, step, [self, frame, *alive]
 
     def _plain(self, hidden: Tensor, frame: ForwardContext, rotary: tuple[Tensor, Tensor] | None) -> bool:
@@ -242,13 +291,46 @@ class Program:
         return alive
 
 
-def _set_kinds(step: StepData, kinds: RowKinds) -> None:
-    """Point the step data to chunks of prompts and, where there are any, to the rows of one token beside them."""
-    if kinds.rows is None or kinds.tokens is None:
-        return
-    step.chunks, step.chunk_count = kinds.prompts.address, kinds.prompts.count
-    step.singles, step.single_tables = kinds.tokens.data_ptr(), kinds.rows.data_ptr()
-    step.single_count = kinds.rows.numel()
+class _AwayHalves:
+    """Has halves call other devices, or stop, at the layers of which these hold pages. Keeps alive what they point to.
+
+    Args:
+        cuts: These layers, by the number of the half.
+        calls: What there is of native calls, by layer.
+    """
+
+    def __init__(
+        self, halves: ctypes.Array[Half], cuts: Mapping[int, int], calls: Mapping[int, LayerAway], step: StepData
+    ) -> None:
+        self._others: dict[int, StepData] = {}
+        self._calls = calls
+        for at, layer in cuts.items():
+            found = calls.get(layer)
+            halves[at].stops, halves[at].away = found is None, None if found is None else found.call.address
+            if found is not None and isinstance(found.beside, NativeAttention):
+                found.call.attend_beside(self._step_of(found.beside, step))
+
+    def _step_of(self, beside: NativeAttention, step: StepData) -> StepData:
+        """Return the step data of the rows that have all of their pages here."""
+        if (found := self._others.get(id(beside))) is None:
+            found = self._others[id(beside)] = StepData.from_buffer_copy(step)
+            _set_rows(found, beside.paging.tables, beside.kinds)
+        return found
+
+
+def _set_layers(halves: ctypes.Array[Half], layers: Sequence[int | None]) -> None:
+    """Have halves attend in these layers of the pages, without other devices."""
+    for half, layer in zip(halves, layers, strict=True):
+        half.layer, half.stops, half.away = layer or 0, 0, None
+
+
+def _set_rows(step: StepData, tables: Tensor, kinds: RowKinds) -> None:
+    """Point the step data to page tables [rows, layers, groups], to chunks of prompts and to rows of one token."""
+    step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
+    step.lengths, step.chunks, step.chunk_count = kinds.lengths.data_ptr(), kinds.prompts.address, kinds.prompts.count
+    if kinds.tokens is not None:
+        step.singles, step.single_count = kinds.tokens.data_ptr(), kinds.tokens.numel()
+        step.single_tables = None if kinds.rows is None else kinds.rows.data_ptr()
 
 
 def program_of(modules: Sequence[nn.Module]) -> Program | None:

@@ -112,7 +112,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_void_p,
         c_int,
     ),
-    "zoo_layers": (c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int, c_int),
+    "zoo_layers": (c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int),
     "zoo_onward": (c_void_p,),
     "zoo_merge": (c_void_p, c_void_p, *[c_int64] * 3, c_void_p, c_void_p),
     "zoo_allow": (c_void_p, c_int64, c_int64, *[c_void_p] * 3, c_int),
@@ -139,7 +139,7 @@ RETURNS: dict[str, Any] = {
 
 
 class Half(ctypes.Structure):
-    """`struct half`: half a layer. Only `layer` and the adapters change between calls."""
+    """`struct half`: half a layer. Only `layer`, the adapters, `stops` and `away` change between calls."""
 
     _fields_ = (
         ("kind", c_int64),
@@ -166,6 +166,8 @@ class Half(ctypes.Structure):
         ("k_eps", c_float),
         ("scale", c_float),
         ("narrow", c_int64),
+        ("stops", c_int64),
+        ("away", c_void_p),
     )
 
 

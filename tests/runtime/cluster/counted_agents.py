@@ -10,38 +10,41 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from cli.serving.agent_engines import ENGINES
 from runtime.cluster.agent_process.main import main
 from runtime.cluster.agent_process.side_link import SideClient
 from runtime.engine.attention.away import AwayAttention
 from runtime.engine.attention.lent import LentPages
-from runtime.engine.kernels.exchange import NativeAway, NativeQuestions
+from runtime.engine.kernels.away_calls import NativeAway
+from runtime.engine.kernels.exchange import NativeQuestions
 
 
 class Counts(ctypes.Structure):
     """What one process has done.
 
     Fields:
-        merged: Layers of steps that one native call did, from the questions to the merge.
-        unmerged: Those of which Python did the rest.
+        received: Answers that native code received and merged.
+        left: Layers that it began, and of which Python did the rest.
         sent, asked: Questions that native code, and Python, sent.
         attended: Questions of other agents that Python answered.
         answered: Those that native code answered. A call counts when it ends, a fifth of a second after the last one.
-        beside: Layers of which some rows had all pages here, with lent pages of the rest.
-        chunks: Layers with tokens of prompts, with lent pages of some rows.
-        misplaced: Native calls in either of these.
+        beside: Layers for which a step had a native call, where some rows had all pages here.
+        chunks: Those where these had tokens of prompts.
+        misplaced: Native calls for rows with lent pages and several tokens.
     """
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
-        for name in ["merged", "unmerged", "sent", "asked", "attended", "answered", "beside", "chunks", "misplaced"]
+        for name in ["received", "left", "sent", "asked", "attended", "answered", "beside", "chunks", "misplaced"]
     )
-    merged: int
-    unmerged: int
+    received: int
+    left: int
     sent: int
     asked: int
     attended: int
@@ -93,10 +96,11 @@ def _wrap(kind: type, name: str, seen: Callable[..., None], before: Callable[...
 def count_in(counts: Counts) -> None:
     """Count what this process does from now on. Each field is written by one thread."""
 
-    def away(done: Any, _: object, *given: object) -> None:
-        counts.merged += done.merged
-        counts.unmerged += not done.merged
-        counts.sent += done.sent
+    def away(_: object, __: object, link: object, questions: Sequence[object], *given: Any) -> None:
+        sent, received, _packet, before = given
+        counts.sent += sent + sum(before.values())
+        counts.received += received + sum(before.values())
+        counts.left += received < len(questions)
 
     def answered(done: Any, _: object, *given: object) -> None:
         counts.answered += 0 if done is None else sum(done.counts)
@@ -107,21 +111,22 @@ def count_in(counts: Counts) -> None:
     def asked(_: object, __: object, *given: object) -> None:
         counts.asked += 1
 
-    def calls(*_: object) -> int:
-        return counts.merged + counts.unmerged
+    def prepared(call: Any, _: object, backend: AwayAttention, *given: object) -> None:
+        away, spans = {one.row for one in backend.paging.away}, backend.paging.spans
+        long = {row for row, span in enumerate(spans) if span.hi - span.lo > 1}
+        counts.beside += call is not None and call.beside is not None
+        counts.chunks += call is not None and bool(long - away)
+        counts.misplaced += call is not None and bool(long & away)
 
-    def decoded(_: object, calls_before: int, backend: AwayAttention, *given: object) -> None:
-        spans = backend.paging.spans
-        beside, chunks = len(backend.paging.away) < len(spans), any(span.hi - span.lo > 1 for span in spans)
-        counts.beside += beside
-        counts.chunks += chunks
-        counts.misplaced += calls() > calls_before and (beside or chunks)
+    def called(_: object, __: object, native: object, call: Any, query: Tensor, out: object) -> None:
+        counts.misplaced += call.data.here.rows != len(query)
 
-    _wrap(NativeAway, "attend", away)
+    _wrap(SideClient, "count_packets", away)
+    _wrap(NativeAway, "attend", called)
     _wrap(NativeQuestions, "answer", answered)
     _wrap(LentPages, "attend", attended)
     _wrap(SideClient, "send_query", asked)
-    _wrap(AwayAttention, "decode", decoded, calls)
+    _wrap(AwayAttention, "step_layer", prepared)
 
 
 if __name__ == "__main__":

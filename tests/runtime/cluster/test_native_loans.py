@@ -77,21 +77,21 @@ class Lenders:
     def __init__(self, driver: ClusterDriver, trace: Killing, folder: Path, answers: Answers) -> None:
         self.driver, self.trace, self.folder, self._answers = driver, trace, folder, answers
         self.exchanges: list[int] = []
-        #: By kills, loan, processes and answers in Python: the layers that had been merged when these were seen first.
+        #: By kills, loan, processes and answers in Python: native answers received when these were seen first.
         self._seen: dict[tuple[int, ...], int] = {}
         trace.may = self._exchanges
 
     def _exchanges(self, loan: Loan) -> bool:
         """Return whether both ends of a loan exchange packets natively since the last kill.
 
-        The debtor's native calls have merged answers, and Python has answered none at the creditor meanwhile: but for
+        The debtor's native calls have received answers, and Python has answered none at the creditor meanwhile: but for
         one that was under way when the first of these counts was read, before the other one.
         """
         debtor, creditor = (pid_of(self.driver._scheduler, each) for each in (loan.debtor, loan.creditor))
         kills = len(self.trace.killed)
-        merged, attended = counts_of(self.folder, debtor).merged, counts_of(self.folder, creditor).attended
-        first = self._seen.setdefault((kills, loan.number, debtor, creditor, attended), merged)
-        if merged < first + 2:
+        received, attended = counts_of(self.folder, debtor).received, counts_of(self.folder, creditor).attended
+        first = self._seen.setdefault((kills, loan.number, debtor, creditor, attended), received)
+        if received < first + 2:
             return False
         self.exchanges.append(kills)
         return True
@@ -176,7 +176,7 @@ def longest_wait(trace: Killing, seq: str) -> int:
 
 @pytest.mark.parametrize("lengths", MIXED, ids=str)
 def test_rows_without_lent_pages_are_beside(cluster: Lenders, lengths: Sequence[tuple[int, int]]) -> None:
-    """They decode in the same steps, and prompts run in chunks: no native call is for these.
+    """They decode in the same steps, or their prompts run in chunks: native calls attend to these meanwhile.
 
     Each question has one answer.
     """
@@ -184,7 +184,7 @@ def test_rows_without_lent_pages_are_beside(cluster: Lenders, lengths: Sequence[
     cluster.answer(*(asked(f"mixed {at} {tokens}", tokens, count) for at, (tokens, count) in enumerate(lengths)))
     done = cluster.settled() - before
     print(f"\n{done}")
-    assert done.merged > 0 < done.beside and done.chunks > 0 == done.misplaced
+    assert done.received > 0 < done.beside and done.misplaced == 0
     assert done.sent + done.asked == done.attended + done.answered
 
 
@@ -193,4 +193,4 @@ def test_without_native_code_nothing_is_counted_as_native(family: Bench, tmp_pat
         one.answer(asked("a", 300))
         done = one.settled()
     assert not one.exchanges
-    assert done.merged == done.unmerged == done.sent == done.answered == 0 < done.attended == done.asked
+    assert done.received == done.left == done.sent == done.answered == 0 < done.attended == done.asked

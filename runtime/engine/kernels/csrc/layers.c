@@ -14,6 +14,8 @@ struct half {
     const struct low *in_lows, *out_lows; /* adapters, one per pair of bounds, or NULL */
     float eps, q_eps, k_eps, scale;
     int64_t narrow; /* weights are bfloat16, and hidden is rounded to it */
+    int64_t stops;  /* its attention is the caller's */
+    struct away *away; /* attention to pages of which other devices hold some (exchange.c), or NULL */
 };
 
 /* What the rows of a step have in common; each row is one token, also of a prompt. Scratch: normed [rows, width], wide [rows, widest
@@ -33,9 +35,11 @@ struct step {
     int64_t narrow;             /* pools are bfloat16 */
     const struct chunk *chunks; /* of prompts */
     int64_t chunk_count;
-    const int64_t *singles, *single_tables; /* the other sequences' tokens, and where they are in the tables */
+    const int64_t *singles, *single_tables; /* the other sequences' tokens, and where they are in the tables, NULL for 0, 1, … */
     int64_t single_count;
 };
+
+static int attend_half_away(const struct half *half, const struct step *step, int threads);
 
 /* Norm and first products of a half: into `made` for an FFN, into `wide` for attention, whose K and V are written, too. */
 static int enter_half(const float *hidden, const struct half *half, const struct step *step, int threads)
@@ -69,13 +73,13 @@ static int attend_half(const struct half *half, const struct step *step, int thr
 {
     struct pages pages = {step->k_pool, step->v_pool, step->page_stride, step->page_tokens,
                           step->tables + half->layer * step->layer_stride, step->table_stride, step->narrow};
-    if (step->chunk_count == 0)
-        return zoo_decode(step->wide, half->in_total, NULL, NULL, step->lengths, step->rows, half->heads, half->kv_heads, half->dim,
-                          &pages, half->window, half->scale, 0.0f, step->made, NULL, threads);
-    int failed = zoo_chunks(step->wide, half->in_total, step->chunks, step->chunk_count, half->heads, half->kv_heads, half->dim, &pages,
+    int failed = 0;
+    if (step->chunk_count > 0)
+        failed = zoo_chunks(step->wide, half->in_total, step->chunks, step->chunk_count, half->heads, half->kv_heads, half->dim, &pages,
                             half->window, half->scale, 0.0f, step->made, NULL, threads);
-    if (!failed && step->single_count > 0)
-        failed = zoo_decode(step->wide, half->in_total, step->singles, step->single_tables, step->lengths, step->single_count, half->heads,
+    int64_t singles = step->single_count > 0 || step->chunk_count > 0 ? step->single_count : step->rows;
+    if (!failed && singles > 0)
+        failed = zoo_decode(step->wide, half->in_total, step->singles, step->single_tables, step->lengths, singles, half->heads,
                             half->kv_heads, half->dim, &pages, half->window, half->scale, 0.0f, step->made, NULL, threads);
     return failed;
 }
@@ -92,20 +96,24 @@ static int leave_half(float *hidden, const struct half *half, const struct step 
     return failed;
 }
 
-/* Run hidden [rows, width] through `count` halves, in place. `resumes`: the first one's attention is in `made` already;
- * `stops`: the last one ends before its attention, with its queries in `wide`. Returns 0, or 1 if out of memory. */
-int zoo_layers(float *hidden, const struct half *halves, int64_t count, const struct step *step, int resumes, int stops, int threads)
+/* Run hidden [rows, width] through `count` halves, in place. `resumes`: the first one's attention is in `made` already. Returns 0, 1
+ * if out of memory, or 2 + the number of a half whose attention is left to the caller, with its queries in `wide`. */
+int zoo_layers(float *hidden, const struct half *halves, int64_t count, const struct step *step, int resumes, int threads)
 {
-    int failed = 0;
-    for (const struct half *half = halves; half < halves + count && !failed; half++) {
-        if (!resumes || half > halves) {
-            failed |= enter_half(hidden, half, step, threads);
-            if (stops && half == halves + count - 1) return failed;
-            if (half->kind == ATTENTION && !failed) failed |= attend_half(half, step, threads);
+    for (int64_t i = 0; i < count; i++) {
+        const struct half *half = halves + i;
+        if (!resumes || i > 0) {
+            if (enter_half(hidden, half, step, threads)) return 1;
+            if (half->stops) return 2 + (int)i;
+            if (half->away != NULL) {
+                if (attend_half_away(half, step, threads)) return 2 + (int)i;
+            } else if (half->kind == ATTENTION && attend_half(half, step, threads)) {
+                return 1;
+            }
         }
-        if (!failed) failed |= leave_half(hidden, half, step, threads);
+        if (leave_half(hidden, half, step, threads)) return 1;
     }
-    return failed;
+    return 0;
 }
 
 /* Rows of one token each, and the places of K, V and angles of their next tokens: `OnwardData` in signatures.py. Page

@@ -19,8 +19,8 @@ from runtime.engine.attention.away import AwayAttention, Creditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages, native_exchange
 from runtime.engine.attention.native_away import PacketCreditors
+from runtime.engine.kernels.away_calls import native_away
 from runtime.engine.kernels.bindings import Kernels
-from runtime.engine.kernels.exchange import native_away
 from runtime.engine.kernels.paged_attention import native_attention
 from runtime.engine.layers.operations import NativeOperations
 from runtime.engine.models.registry import kernels_for

@@ -85,15 +85,15 @@ class Exchange:
         made = self.questions.receive(ticket, place, 1.0)
         return None if made is None else [bytes(each.data) for each in made]
 
-    def asks(self, *names: str, shape: tuple[int, ...] = QUERY.shape) -> list[PacketQuestion] | None:
-        return self.questions.prepare([(name, ASKED) for name in names], QUERY.dtype, shape)
+    def asks(self, *names: str, width: int = WIDTH) -> list[PacketQuestion] | None:
+        return self.questions.prepare([(name, ASKED) for name in names], QUERY.dtype, (HEADS, width))
 
     def prepared(self) -> list[Prepared]:
         made = self.asks(*NAMES)
-        places = None if made is None else self.questions.find_places(made)
+        places = self.questions.find_places(NAMES)
         assert made is not None
         assert places is not None
-        return [Prepared(*each) for each in zip(made, places, strict=True)]
+        return [Prepared(each, places[each.creditor]) for each in made]
 
     def count(self, made: list[Prepared], ticket: int, sent: int, received: int, packet: bytes | None) -> list[str]:
         return self.questions.count([each.packet for each in made], ticket, sent, received, packet)
@@ -143,10 +143,8 @@ def test_what_is_no_such_question_is_the_messengers(exchange: Exchange) -> None:
     assert not exchange.questions.send(1, "d1", ASKED, (flat,))
     assert not exchange.questions.send(1, "d3", ASKED, (QUERY,))
     assert exchange.questions.find_place(1) is None
-    strange = exchange.asks("d1", "d3")
-    assert strange is not None
-    assert exchange.questions.find_places(strange) is None
-    assert exchange.asks("d1", shape=(1, HEADS, 1 << 14)) is None
+    assert exchange.questions.find_places(["d1", "d3"]) is None
+    assert exchange.asks("d1", width=1 << 14) is None
     assert exchange.creditors["d1"].receive(0.05) == []
 
 
@@ -166,9 +164,7 @@ def test_an_answer_of_other_bytes_is_the_messengers(exchange: Exchange) -> None:
     exchange.answer("d1")
     assert exchange.received(0) is None
     assert exchange.questions.find_place(0) is None, "what was put back is due first"
-    asks = exchange.asks("d1")
-    assert asks is not None
-    assert exchange.questions.find_places(asks) is None
+    assert exchange.questions.find_places(["d1"]) is None
     assert exchange.next().message == LoansAttended(ASKED.turn, "it is not here")
     assert exchange.next().message == LoansAttended(ASKED.turn)
     for ticket in range(2):

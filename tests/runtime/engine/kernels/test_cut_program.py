@@ -65,12 +65,13 @@ def test_a_step_is_cut_at_the_layers_that_are_elsewhere(
     bench: Bench, names: list[str], layers: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DecodeReuse, "remember_step", lambda *given: None)
-    calls: list[tuple[int, int]] = []
+    calls: list[tuple[bool, bool]] = []
     run = Kernels.layers_
 
-    def counted(self: Kernels, hidden: Tensor, halves: Any, *given: Any, **how: bool) -> None:
-        calls.append((how.get("resumes", False), how.get("stops", False)))
-        run(self, hidden, halves, *given, **how)
+    def counted(self: Kernels, hidden: Tensor, halves: Any, *given: Any, **how: bool) -> int | None:
+        left = run(self, hidden, halves, *given, **how)
+        calls.append((how.get("resumes", False), left is not None))
+        return left
 
     monkeypatch.setattr(Kernels, "layers_", counted)
     plain, whole = answers(bench, names), len(calls)

@@ -16,14 +16,8 @@ from runtime.config import EngineConfig
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages, native_exchange
 from runtime.engine.attention.partial import PartialAttention
-from runtime.engine.kernels.exchange import (
-    AskedQuestions,
-    AwayDone,
-    Decoding,
-    NativeQuestions,
-    NativeReceiver,
-    native_away,
-)
+from runtime.engine.kernels.away_calls import AskedQuestions, AwayDone, RowParts, native_away
+from runtime.engine.kernels.exchange import Decoding, NativeQuestions, NativeReceiver
 from runtime.engine.kernels.paged_attention import NativeAttention, native_attention
 from runtime.engine.models.registry import kernels_for
 from runtime.engine.step.context import PagedMetadata, RowSpan
@@ -278,10 +272,12 @@ def test_the_debtors_call_stops_where_a_question_cannot_go_out(ends: tuple[socke
 
     def attend(length: int) -> AwayDone:
         heads = PacketHead(bytes(length), 3), PacketHead(b"answer..........", 8)
-        asked = AskedQuestions([PacketQuestion("d1", *heads, tuple(query.shape), 4 * query.numel())], [0])
-        calls = away.calls(query, here, 1, rooms)
+        question = PacketQuestion("d1", *heads, tuple(query.shape), 4 * query.numel())
+        asked = AskedQuestions([question], [RowParts((0,), (0,))], {"d1": away.end_of("d1")})
+        calls = away.calls(query, here, [1], rooms, torch.tensor([0]))
         assert [calls.has(layer) for layer in (-1, 0, 1)] == [False, True, False]
-        return away.attend(calls, 0, asked, [PacketPlace(mine.fileno(), 4, 9)], query, None)
+        away.point_to({"d1": PacketPlace(mine.fileno(), 4, 9)})
+        return away.attend(calls.at_layer(0, asked), query, None)
 
     assert attend(1025) == AwayDone()
     theirs.send(b"answer.." + (4).to_bytes(8, "little") + bytes(count))

@@ -1,6 +1,7 @@
 /* Packets of the agents' side link, without Python; included by kernels.c.
  *
- *     debtor      zoo_attend_away   sends a layer's questions, attends to what is here, receives the answers and merges
+ *     debtor      zoo_attend_away   sends a layer's questions, attends to what is here, receives the answers and merges; so does
+ *                                   zoo_layers in each layer of a step of which other devices hold pages
  *                 zoo_receive       waits for a packet
  *     creditor    zoo_answer        answers questions to lent pages that have been answered before, byte for byte but for their
  *                                   queries and the number of the message
@@ -126,23 +127,26 @@ static int attend_to(const struct decoding *how, const char *queries, int64_t na
 
 /* -------------------------------------------------------------------------------------------------------------- debtor */
 
-/* What one creditor is asked and answers, and the number of its part in the room. */
+/* What one creditor is asked and answers: of some rows of the queries, and the numbers of its parts of these in the room. */
 struct asked {
-    struct end end;
+    struct end *end;
     struct head question, answer;
-    int64_t place;
+    const int64_t *rows, *places; /* [count] */
+    int64_t count;
 };
 
-/* Attention of decoding rows to tokens here and elsewhere. */
+/* Attention of decoding rows to tokens here and elsewhere, in one layer. */
 struct away {
     const struct asked *asked;
     int64_t count;
-    const char *queries; /* as they are sent */
+    const char *queries; /* [rows, heads, dim], as they are sent */
     int64_t narrow;
+    char *some; /* room for queries of some rows */
     float *wide;
     struct decoding here;
-    int64_t place;         /* of what is here */
-    double *values, *sums; /* the room: parts of all rows */
+    const int64_t *places;        /* of what is here, by row */
+    double *own_values, *own_sums; /* room for attention to what is here */
+    double *values, *sums;        /* the room: parts of all rows */
     int64_t parts;
     float *out; /* NULL: parts are not merged */
     char *packet;
@@ -150,35 +154,81 @@ struct away {
     struct spin *spin;
     int64_t ms, threads;
     int64_t sent, attended, received; /* what has been done: the first questions, what is here, the first answers */
+    /* of a whole step: where its rows are in the step, room for their queries and results, and the step's other rows or NULL */
+    const int64_t *step_rows;
+    float *step_queries, *step_out;
+    const struct step *others;
 };
+
+/* Put parts of `count` rows, back to back, where they belong; NULL for all rows. */
+static void place_parts(const struct away *all, const int64_t *rows, const int64_t *places, int64_t count, const char *values, const char *sums)
+{
+    int64_t heads = all->here.heads, wide = heads * all->here.dim;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at = places[i] * all->here.rows + (rows == NULL ? i : rows[i]);
+        memcpy(all->values + at * wide, values + i * wide * 8, (size_t)wide * 8);
+        memcpy(all->sums + at * 2 * heads, sums + i * heads * 16, (size_t)heads * 16);
+    }
+}
+
+/* Send the questions. Returns 1 where one could not be sent. */
+static int ask_all(struct away *all)
+{
+    int64_t bytes = all->here.heads * all->here.dim * (all->narrow ? 2 : 4);
+    all->sent = all->attended = all->received = 0;
+    all->length = -1;
+    for (; all->sent < all->count; all->sent++) {
+        const struct asked *one = all->asked + all->sent;
+        for (int64_t i = 0; i < one->count; i++) memcpy(all->some + i * bytes, all->queries + one->rows[i] * bytes, (size_t)bytes);
+        if (!send_packet(one->end->file, &one->question, one->end->next, all->some, one->count * bytes)) return 1;
+        one->end->next++;
+    }
+    return 0;
+}
+
+/* Attend to what is here, receive the answers and merge. Returns as `zoo_attend_away`. */
+static int finish_away(struct away *all)
+{
+    const struct decoding *how = &all->here;
+    if (attend_to(how, all->queries, all->narrow, all->wide, all->own_values, all->own_sums, all->threads)) return 1;
+    place_parts(all, NULL, all->places, how->rows, (const char *)all->own_values, (const char *)all->own_sums);
+    all->attended = 1;
+    for (; all->received < all->count; all->received++) {
+        const struct asked *one = all->asked + all->received;
+        int64_t heads = one->count * how->heads, values = heads * how->dim * 8, head = one->answer.bytes;
+        int64_t length = zoo_receive((int)one->end->file, all->packet, all->room, all->spin, (int)all->ms);
+        if (length == -1) return 1;
+        if (length != head + values + heads * 16 || !begins_with(all->packet, &one->answer, one->end->due)) {
+            all->length = length < 0 ? 0 : length < all->room ? length : all->room;
+            return 1;
+        }
+        one->end->due++;
+        place_parts(all, one->rows, one->places, one->count, all->packet + head, all->packet + head + values);
+    }
+    if (all->out != NULL) zoo_merge(all->values, all->sums, all->parts, how->rows * how->heads, how->dim, all->out, NULL);
+    return 0;
+}
 
 /* Ask, attend and merge. Returns 0, or 1 with what has been done where the rest is the caller's: a question cannot be sent, or an
  * answer does not come within `ms`, or is another packet: `length` bytes of `packet`, else -1. */
 int zoo_attend_away(struct away *all)
 {
-    const struct decoding *how = &all->here;
-    int64_t heads = how->rows * how->heads, count = heads * how->dim, bytes = count * (all->narrow ? 2 : 4);
-    all->sent = all->attended = all->received = 0;
-    all->length = -1;
-    for (; all->sent < all->count; all->sent++) {
-        const struct asked *one = all->asked + all->sent;
-        if (!send_packet(one->end.file, &one->question, one->end.next, all->queries, bytes)) return 1;
-    }
-    double *values = all->values + all->place * count, *sums = all->sums + all->place * 2 * heads;
-    if (attend_to(how, all->queries, all->narrow, all->wide, values, sums, all->threads)) return 1;
-    all->attended = 1;
-    for (; all->received < all->count; all->received++) {
-        const struct asked *one = all->asked + all->received;
-        int64_t length = zoo_receive((int)one->end.file, all->packet, all->room, all->spin, (int)all->ms), head = one->answer.bytes;
-        if (length == -1) return 1;
-        if (length != head + (count + 2 * heads) * 8 || !begins_with(all->packet, &one->answer, one->end.due)) {
-            all->length = length < 0 ? 0 : length < all->room ? length : all->room;
-            return 1;
-        }
-        memcpy(all->values + one->place * count, all->packet + head, (size_t)count * 8);
-        memcpy(all->sums + one->place * 2 * heads, all->packet + head + count * 8, (size_t)heads * 16);
-    }
-    if (all->out != NULL) zoo_merge(all->values, all->sums, all->parts, heads, how->dim, all->out, NULL);
+    return ask_all(all) || finish_away(all);
+}
+
+/* The same for the queries of a half in `wide` of a step, into `made`, where the step's other rows attend meanwhile. */
+static int attend_half_away(const struct half *half, const struct step *step, int threads)
+{
+    struct away *all = half->away;
+    int64_t rows = all->here.rows, width = half->heads * half->dim;
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(all->step_queries + r * width, step->wide + all->step_rows[r] * half->in_total, (size_t)width * 4);
+    all->queries = (const char *)all->step_queries;
+    all->out = all->step_out;
+    int rest = ask_all(all);
+    if (all->others != NULL && attend_half(half, all->others, threads)) return 1;
+    if (rest || finish_away(all)) return 1;
+    for (int64_t r = 0; r < rows; r++) memcpy(step->made + all->step_rows[r] * width, all->step_out + r * width, (size_t)width * 4);
     return 0;
 }
 
