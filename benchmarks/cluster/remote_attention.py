@@ -3,14 +3,15 @@
     python -m benchmarks.cluster.remote_attention [--context 32768] [--kv-heads 8 2] [--layers 32] [--rounds 11]
         [--dtype bfloat16] [--link native python] [--output FILE]
 
-One decoding row of 32 heads of 64 values, native kernels. Two processes of one thread each, joined by the agents' side
-link, as served: the debtor sends its query, attends to its half meanwhile, and merges. Beside them, in turns, one
-process of two threads that has all of the context. `--link python`: packets are read and answered in Python (baseline).
+One decoding row of 32 heads of 64 values, native kernels, all layers in one program as served; what else there is in
+a layer has almost no width (`thin_layers`). Two processes of one thread each, joined by the agents' side link: the
+debtor sends its query, attends to its half meanwhile, and merges. Beside them, in turns, one process of two threads
+that has all of the context. `--link python`: packets are read and answered in Python (baseline).
 
 - `layer_ms`: time of a layer, two processes and one; medians of rounds of so many layers. The round trips are in it.
 - `ratio`: their quotient in each round; median, least, most.
 - `round_trip_ms`: of a query to 16 lent tokens, median and 95 %.
-- `error`: largest difference of both results.
+- `error`: largest difference of both results, behind all layers.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.cluster.thin_layers import HIDDEN, ThinLayers
 from benchmarks.reports import deliver
 from runtime.chains import Array
 from runtime.cluster.agent_process.side_link import SideClient, SidePeers, SideServer, side_messengers
 from runtime.config import EngineConfig
-from runtime.engine.attention.away import AwayAttention, Creditors
+from runtime.engine.attention.away import AwayLayers, Creditors
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.lent import LentPages, native_exchange
 from runtime.engine.attention.native_away import PacketCreditors
@@ -98,12 +100,16 @@ class ContextPart:
         """Return the paging of the last token of the context. `away`: what is not here."""
         tables = torch.full((1, 1, self._shape.groups), self.pool.padding)
         tables[0, 0, self._first : self._first + len(self.pages)] = self.pages
-        empty = torch.empty(0, dtype=torch.int64)
         return PagedMetadata(
             self.pool, PAGE, None, (RowSpan(0, 1, self._shape.context - 1),), tables,
-            torch.tensor([self._shape.context]), empty.view(1, 0), empty, None,
+            torch.tensor([self._shape.context]), self.pages[-1:].view(1, 1), torch.tensor([PAGE - 1]), None,
             (AwayRow(0, 0, tuple(away)),) if away else (),
         )  # fmt: skip
+
+    def layers(self) -> ThinLayers:
+        """Return layers that attend to this part."""
+        shape = self._shape
+        return ThinLayers(self.kernels, shape.layers, (HEADS, shape.kv_heads, WIDTH), getattr(torch, shape.dtype))
 
 
 class CreditorEngine:
@@ -146,16 +152,19 @@ def lend(post: Connection, folder: str, shape: Shape, groups: int) -> None:
     client.close()
 
 
+def hidden_state() -> Tensor:
+    return torch.randn(1, 1, HIDDEN, generator=torch.Generator().manual_seed(2))
+
+
 def attend_alone(post: Connection, shape: Shape) -> None:
     """Attend to all of the context with two threads, a round for each message, until None comes."""
     torch.set_num_threads(2)
     held = ContextPart(shape, 0, shape.groups)
-    backend, out = held.make(held.paging(())), torch.zeros(1, HEADS, WIDTH, dtype=held.now.query.dtype)
+    layers, hidden = held.layers(), hidden_state()
     while post.recv() is not None:
         begin = time.perf_counter()
-        for _ in range(shape.layers):
-            backend.decode(0, held.now, out)
-        post.send((time.perf_counter() - begin, out.float().tolist()))
+        out = layers.run(hidden, held.make(held.paging(())), shape.context - 1)
+        post.send((time.perf_counter() - begin, out.tolist()))
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, Any]:
@@ -179,17 +188,16 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
         link = SideClient(messenger, peers, 30.0, None if exchange is None else exchange.receiver)
         call = native_away(held.kernels, PACKET_BYTES) if shape.link == "native" else None
         reached = Creditors(link, native=None if call is None else PacketCreditors(link, call))
-        out = torch.zeros(1, HEADS, WIDTH, dtype=held.now.query.dtype)
+        layers, hidden, away = held.layers(), hidden_state(), [SentAway("s", "d1", 1, 0, half)]
         pairs, error = list[tuple[float, float]](), 0.0
         for turn in range(rounds + 1):
-            begin = time.perf_counter()  # a step: one backend for all of its layers
-            backend = AwayAttention(held.make, held.paging([SentAway("s", "d1", 1, 0, half)]), reached, held.merge)
-            for _ in range(shape.layers):
-                backend.decode(0, held.now, out)
+            begin = time.perf_counter()
+            backend = AwayLayers(held.make, held.paging(away), reached, held.merge)
+            out = layers.run(hidden, backend, shape.context - 1)
             mine = time.perf_counter() - begin
             alone.send(turn)
             other, whole = alone.recv()
-            error = max(error, float((out.float() - torch.tensor(whole)).abs().max()))
+            error = max(error, float((out - torch.tensor(whole)).abs().max()))
             pairs += [(mine, other)] if turn else []
         trips = sorted(_round_trip(shape, link, held.now.query) for _ in range(2000))
         for post in (lender, alone):
