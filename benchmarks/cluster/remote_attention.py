@@ -109,7 +109,7 @@ class ContextPart:
     def layers(self) -> ThinLayers:
         """Return layers that attend to this part."""
         shape = self._shape
-        return ThinLayers(self.kernels, shape.layers, (HEADS, shape.kv_heads, WIDTH), getattr(torch, shape.dtype))
+        return ThinLayers(self.kernels, [0] * shape.layers, (HEADS, shape.kv_heads, WIDTH), getattr(torch, shape.dtype))
 
 
 class CreditorEngine:

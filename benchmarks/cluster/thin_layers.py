@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +27,7 @@ class _Norm(nn.Module):
         self.weight, self.variance_epsilon = nn.Parameter(torch.ones(HIDDEN), requires_grad=False), 1e-6
 
 
-class _Attention(nn.Module):
+class _ThinAttention(nn.Module):
     def __init__(self, kernels: Kernels, heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> None:
         super().__init__()
         made, panels = torch.Generator().manual_seed(1), Panels(kernels, narrow=dtype == torch.bfloat16)
@@ -42,29 +44,32 @@ class _Attention(nn.Module):
 
 
 class ThinLayers:
-    """Layers that all attend to the same pages.
+    """Layers of attention.
 
     Args:
-        layers: How many.
+        layers: The number of each among the layers of the pages, of which several may have the same.
         shape: Heads, heads of K and V, and their width.
         dtype: Of K and V.
     """
 
-    def __init__(self, kernels: Kernels, layers: int, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-        body = _Attention(kernels, *shape, dtype)
+    def __init__(
+        self, kernels: Kernels, layers: Sequence[int], shape: tuple[int, int, int], dtype: torch.dtype
+    ) -> None:
+        body = _ThinAttention(kernels, *shape, dtype)
         half = AttentionHalf(body, _Norm(), None, None)
         module = FusedAttention("llama", half, NativeOperations(kernels), dtype == torch.bfloat16)
-        made = program_of([module] * layers)
+        made = program_of([module for _ in layers])
         if made is None:
             raise RuntimeError("these layers are none for the kernels")
         self._program: Program = made
-        self._layers, self._width = layers, shape[2]
+        self._layers, self._width = [*layers], shape[2]
 
     def run(self, hidden: Tensor, attention: AttentionBackend, position: int) -> Tensor:
-        """Run one token's hidden state [1, 1, HIDDEN] at a position through all layers."""
-        angle = torch.full((1, 1, self._width), float(position)) / 1e4 ** torch.linspace(0, 1, self._width)
-        frame = ForwardContext(torch.tensor([[position]]), attention.paging.spans, paging=(attention,))
+        """Run hidden states [1, rows, HIDDEN] of one token of each row, all at a position, through all layers."""
+        tokens = hidden.shape[1]
+        angle = torch.full((1, tokens, self._width), float(position)) / 1e4 ** torch.linspace(0, 1, self._width)
+        frame = ForwardContext(torch.full((1, tokens), position), attention.paging.spans, paging=(attention,))
         rotary = angle.cos(), angle.sin()
         if not self._program.takes(hidden, frame, attention.paging, rotary):
             raise RuntimeError("the program does not take this step")
-        return self._program.run(hidden, frame, attention, [0] * self._layers, rotary)
+        return self._program.run(hidden, frame, attention, self._layers, rotary)

@@ -24,12 +24,12 @@ from runtime.chains import Array
 from runtime.engine.attention.away_paging import causal_pairs, paging_here, paging_of, tokens_of
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.attention.native_away import NOTHING, AwayStep, NativeLayers, PacketCreditors, StepLayer
-from runtime.engine.attention.partial import PartialAttention, attend_partly, values_dtype
+from runtime.engine.attention.partial import PartialAttention, PartPlace, attend_partly, values_dtype
 from runtime.engine.attention.pulled import PulledPages
 from runtime.engine.kernels.away_calls import AwayDone, RowParts
 from runtime.engine.kernels.paged_attention import NativeAttention
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata, RowSpan
-from runtime.engine.tensors.convert import array_of, joined
+from runtime.engine.tensors.convert import array_of
 from runtime.kv.transfers import put
 from runtime.lending_config import LoanShipping
 from runtime.loans import LoanLink, LoanQuery
@@ -42,9 +42,6 @@ Merge = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
 
 #: Seconds from which on an answer was awaited, and had not come before.
 _WAITED = 5e-5
-
-#: Where a holder's parts of rows go: all of them to one number, or by number and token.
-_Place = int | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +228,7 @@ class AwayAttention:
         return native.attend(layer, now, room, out) if self._everything else NOTHING
 
     def _do_rest(
-        self, layer: int, now: Tokens, query: Tensor, into: tuple[PartialAttention, list[_Place]], done: AwayDone,
+        self, layer: int, now: Tokens, query: Tensor, into: tuple[PartialAttention, list[PartPlace]], done: AwayDone,
         tickets: Sequence[int], out: tuple[Tensor, Tensor | None],
     ) -> None:  # fmt: skip
         """Do what native code has not done of a layer, up to the merge.
@@ -252,7 +249,7 @@ class AwayAttention:
         if not done.attended and isinstance(where, int):
             self._attend_here(layer, away, learns, room.part(where))
         elif not done.attended:
-            _put(room, where, self._attend_here(layer, away, learns))
+            room.put_parts(where, self._attend_here(layer, away, learns))
         for each, where in zip(asked, places[1 + done.received :], strict=True):
             self._take_answer(each, now, room, where)
 
@@ -293,7 +290,7 @@ class AwayAttention:
             )
         return tuple(shares)
 
-    def _room(self, query: Tensor) -> tuple[PartialAttention, list[_Place]]:
+    def _room(self, query: Tensor) -> tuple[PartialAttention, list[PartPlace]]:
         """Return the parts of all rows, the same tensors for all layers, and where each holder's go.
 
         A row with fewer parts than another one has parts without tokens, which are never written.
@@ -323,9 +320,9 @@ class AwayAttention:
         return max(map(len, firsts.values())), found
 
     @cached_property
-    def _places(self) -> list[_Place]:
+    def _places(self) -> list[PartPlace]:
         """Where the parts go."""
-        places: list[_Place] = []
+        places: list[PartPlace] = []
         for tokens, numbers in self._parts[1]:
             if len(set(numbers)) == 1 and len(tokens) == len(self._tokens):
                 places.append(numbers[0])
@@ -390,7 +387,7 @@ class AwayAttention:
         queries = query_bytes(tokens, heads, width, query.element_size(), values_dtype(query.device).itemsize)
         return LoanAsk(share.creditor, queries, pages, products, causal_pairs(self._spans) * heads * width)
 
-    def _take_answer(self, asked: _OpenQuery, now: Tokens, room: PartialAttention, where: _Place) -> None:
+    def _take_answer(self, asked: _OpenQuery, now: Tokens, room: PartialAttention, where: PartPlace) -> None:
         """Put attention of the rows of a query to what was asked for in its place. Raises LoanLost."""
         reached, late = self._reached(), time.perf_counter()
         arrays = reached.link.collect(asked.ticket)
@@ -399,8 +396,7 @@ class AwayAttention:
             reached.costs.add_answer(asked.ask, asked.pulled, over - asked.begin, over - late > _WAITED)
         if not asked.pulled:
             if not isinstance(where, int) or not room.part(where).take_bytes(arrays):
-                tokens, heads, width = asked.query.shape
-                _put(room, where, PartialAttention(*unpacked(arrays, (tokens, heads, width), asked.query.device)))
+                room.put_parts(where, PartialAttention.of_arrays(arrays, asked.query))
             return
         if len(arrays) != 1:
             raise LoanLost("the answer of a creditor is not its pages")
@@ -410,33 +406,9 @@ class AwayAttention:
         )
         if asked.ask is not None:
             reached.costs.add_pulled_attention(asked.ask.products, time.perf_counter() - begin)
-        _put(room, where, made)
+        room.put_parts(where, made)
 
     def _reached(self) -> Creditors:
         if self._creditors is None:
             raise LoanLost("there is no link to the creditors")
         return self._creditors
-
-
-def unpacked(arrays: Sequence[Array], shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return a creditor's answer as tensors [tokens, heads, head_dim] and [tokens, heads, 2].
-
-    Raises:
-        LoanLost: It has another shape.
-    """
-    tokens, heads, width = shape
-    if len(arrays) != 2 or arrays[0].shape != shape or arrays[1].shape != (tokens, heads, 2):
-        raise LoanLost("the answer of a creditor has another shape")
-    values = torch.float32 if arrays[0].dtype == "float32" else torch.float64
-    try:
-        made = [
-            joined([Array(each.dtype, (tokens, wide), each.data)], (tokens, wide), dtype, device)
-            for each, wide, dtype in zip(arrays, (heads * width, heads * 2), (values, torch.float64), strict=True)
-        ]
-        return made[0].view(shape).double(), made[1].view(tokens, heads, 2)
-    except ValueError as error:
-        raise LoanLost(f"the answer of a creditor cannot be used: {error}") from None
-
-
-def _put(room: PartialAttention, where: _Place, made: PartialAttention) -> None:
-    room.values[where], room.sums[where] = made.values, made.sums

@@ -82,7 +82,7 @@ class NativeLayers:
         self._questions_of, self._may = questions_of, may
         self._prepared: dict[object, _Prepared | None] = {}
         self._calls: dict[tuple[int, object], AwayCall | None] = {}
-        #: What a step's call has done of a layer whose rest is left.
+        #: What a step's call has done of a layer, where the rest is left.
         self._begun: dict[int, tuple[AwayDone, Sequence[int]]] = {}
 
     def call_of(self, layer: int, now: Tokens, room: PartialAttention) -> AwayCall | None:
@@ -98,7 +98,7 @@ class NativeLayers:
             self._prepared[like] = self._prepare(layer, now, room, like)
         made, prepared = None, self._prepared[like]
         if prepared is not None and prepared.calls.has(layer):
-            asked = prepared.asked.get(layer) or self._ask(layer, now, prepared.asked)
+            asked = prepared.asked.get(layer) or self._asked_in(layer, now, prepared.asked)
             made = None if asked is None else prepared.calls.at_layer(layer, asked)
         self._calls[layer, like] = made
         return made
@@ -121,7 +121,7 @@ class NativeLayers:
         done = native.attend(call, now.query.contiguous(), out)
         return done, link.count_packets(call.asked.questions, done.sent, done.received, done.packet, {})
 
-    def leave(self, layer: int, done: AwayDone, tickets: Sequence[int]) -> None:
+    def keep_begun(self, layer: int, done: AwayDone, tickets: Sequence[int]) -> None:
         """Keep what a step's call has done of a layer (`take_begun`)."""
         self._begun[layer] = done, tickets
 
@@ -139,7 +139,7 @@ class NativeLayers:
         first = tuple(self._questions_of(0, now))
         return _Prepared(calls, self._creditors.questions((self._creditors.link.turn, self._parts, like, first)))
 
-    def _ask(self, layer: int, now: Tokens, asked: dict[int, AskedQuestions]) -> AskedQuestions | None:
+    def _asked_in(self, layer: int, now: Tokens, asked: dict[int, AskedQuestions]) -> AskedQuestions | None:
         dtype, (_, heads, width) = str(now.query.dtype).removeprefix("torch."), now.query.shape
         packets = self._creditors.link.prepare_packets(self._questions_of(layer, now), dtype, (heads, width))
         if packets is None:
@@ -185,7 +185,7 @@ class AwayStep:
         return self._layers
 
     def close(self, left: int | None) -> None:
-        """Take it that the calls have run up to layer `left`, whose rest is its owner's; None: all of them."""
+        """Take it that the calls have run up to layer `left`, with the rest left to its owner; None: all of them."""
         if self._due is None:
             return
         answered = {each: self._native.end_of(each).due - due for each, due in self._due.items()}
@@ -194,8 +194,8 @@ class AwayStep:
         if one is None or left is None:
             self._link.count_packets((), 0, 0, None, answered)
             return
-        questions, done = one.call.asked.questions, one.call.done()
+        questions, done = one.call.asked.questions, one.call.read_done()
         for each in questions[: done.received]:
             answered[each.creditor] -= 1
         tickets = self._link.count_packets(questions, done.sent, done.received, done.packet, answered)
-        one.owner.leave(left, done, tickets)
+        one.owner.keep_begun(left, done, tickets)

@@ -22,7 +22,11 @@ from torch import Tensor
 from runtime.chains import Array
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.step.context import AttentionBackend
-from runtime.engine.tensors.convert import bytes_of
+from runtime.engine.tensors.convert import bytes_of, joined
+from runtime.types import LoanLost
+
+#: Where parts of some tokens are among several parts of all: all at one number, or by number and token.
+PartPlace = int | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,29 @@ class PartialAttention:
         values = torch.empty(query.shape, dtype=torch.float64, device=query.device)
         return cls(values, torch.empty((*query.shape[:2], 2), dtype=torch.float64, device=query.device))
 
+    @classmethod
+    def of_arrays(cls, arrays: Sequence[Array], query: Tensor) -> PartialAttention:
+        """Return what another device made of queries [tokens, heads, head_dim]. Raises LoanLost for another shape."""
+        tokens, heads, width = shape = tuple(query.shape)
+        if len(arrays) != 2 or arrays[0].shape != shape or arrays[1].shape != (tokens, heads, 2):
+            raise LoanLost("the answer of a creditor has another shape")
+        dtypes = torch.float32 if arrays[0].dtype == "float32" else torch.float64, torch.float64
+        try:
+            values, sums = (
+                joined([Array(each.dtype, (tokens, wide), each.data)], (tokens, wide), dtype, query.device)
+                for each, wide, dtype in zip(arrays, (heads * width, heads * 2), dtypes, strict=True)
+            )
+        except ValueError as error:
+            raise LoanLost(f"the answer of a creditor cannot be used: {error}") from None
+        return cls(values.view(shape).double(), sums.view(tokens, heads, 2))
+
     def part(self, number: int) -> PartialAttention:
         """Return one of several parts, in place."""
         return PartialAttention(self.values[number], self.sums[number])
+
+    def put_parts(self, where: PartPlace, made: PartialAttention) -> None:
+        """Set some of several parts."""
+        self.values[where], self.sums[where] = made.values, made.sums
 
     def take_bytes(self, arrays: Sequence[Array]) -> bool:
         """Copy float64 values and sums of these shapes in host memory into this one; False if they are no such."""

@@ -116,7 +116,7 @@ class AwayCall:
         """Within a step, attend to these other rows while the answers are under way."""
         self.data.others, self._others = ctypes.addressof(others), others
 
-    def done(self) -> AwayDone:
+    def read_done(self) -> AwayDone:
         """Return what was done by a call that has left the rest."""
         data = self.data
         packet = None if data.length < 0 else bytes(self._packet[: data.length])
@@ -208,7 +208,7 @@ class NativeAway:
         data.queries, data.out = query.data_ptr(), None if out is None else out.data_ptr()
         if self._run(byref(data)) == 0:
             return AwayDone(data.sent, True, data.received, None, out is not None)
-        return call.done()
+        return call.read_done()
 
 
 def native_away(kernels: Kernels, room: int) -> NativeAway | None:

@@ -87,7 +87,7 @@ class LayersAway(Protocol):
         ...
 
     def close(self, left: int | None) -> None:
-        """Take it that the calls have run up to layer `left`, whose rest is the backend's; None: all of them."""
+        """Take it that the calls have run up to layer `left`, with the rest left to the backend; None: all of them."""
         ...
 
 

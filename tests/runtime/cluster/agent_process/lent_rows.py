@@ -46,10 +46,14 @@ def kernels() -> Kernels:
 
 @dataclass
 class Rows:
-    """Rows of one context length in pages, one behind the other, with K and V that differ by row and layer."""
+    """Rows of one context length in pages, one behind the other, with K and V that differ by row and layer.
+
+    `lent`: the creditors of each row, in one word after another; None: all of them have a part of each.
+    """
 
     rows: int = 1
     dtype: str = "float32"
+    lent: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         made, kind = torch.Generator().manual_seed(4), getattr(torch, self.dtype)
@@ -66,19 +70,19 @@ class Rows:
         return Tokens(query.to(getattr(torch, dtype)), self.key, self.key, AttentionSettings())
 
     def paging(self, away: bool) -> PagedMetadata:
-        first, rows = 0, []
+        rows = []
         for row in range(self.rows if away else 0):
-            parts = []
+            parts, first = [], 0
             for name, last in ENDS.items():
-                parts.append(SentAway("s", name, row, first, last))
+                if self.lent is None or name in self.lent[row].split():
+                    parts.append(SentAway("s", name, row, first, last))
                 first = last
-            rows.append(AwayRow(row, 0, tuple(parts)))
-            first = 0
-        empty = torch.empty(0, dtype=torch.int64)
+            rows += [AwayRow(row, 0, tuple(parts))] if parts else []
+        last = torch.full((self.rows,), LENGTH - 1)
         spans = tuple(RowSpan(row, row + 1, LENGTH - 1) for row in range(self.rows))
+        pages = self.tables[:, :, (LENGTH - 1) // PAGE].t().contiguous()
         return PagedMetadata(
-            self.pool, PAGE, None, spans, self.tables, torch.full((self.rows,), LENGTH), empty.view(1, 0), empty, None,
-            tuple(rows),
+            self.pool, PAGE, None, spans, self.tables, last + 1, pages, last % PAGE, None, tuple(rows)
         )  # fmt: skip
 
     def whole(self, layer: int, now: Tokens) -> Tensor:
@@ -164,12 +168,12 @@ class Debtor:
     def ship(self, how: LoanShipping) -> None:
         """Have queries or pages travel from now on."""
         self.costs = CountedCosts()
-        self._reached = Creditors(self.link, how, self.costs, native=self._native)
+        self.reached = Creditors(self.link, how, self.costs, native=self._native)
 
     def step(self, seed: int, query: str = "float32", out: str = "float32", creditors: int = 2) -> list[Tensor]:
         """Attend in all layers. `query`: types of the queries, of one layer after another."""
         paging = self.rows.paging(True)
-        backend = AwayAttention(native_attention(kernels()), paging, self._reached, NativeOperations(kernels()).merge)
+        backend = AwayAttention(native_attention(kernels()), paging, self.reached, NativeOperations(kernels()).merge)
         results = []
         for layer in range(LAYERS):
             now = self.rows.now(seed + layer, query.split()[layer % len(query.split())])

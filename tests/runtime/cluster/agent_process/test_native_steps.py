@@ -1,0 +1,173 @@
+"""Steps of a program over lent pages, all layers in one native call: the bits of one device; what it leaves (IL-27)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.cluster.thin_layers import HIDDEN, ThinLayers
+from runtime.engine.attention.away import AwayLayers
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.paged_attention import native_attention
+from runtime.engine.layers.operations import NativeOperations
+from runtime.types import LoanLost
+from tests.runtime.cluster.agent_process.lent_rows import (
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    LENGTH,
+    PAGE,
+    WIDTH,
+    Cluster,
+    Rows,
+    kernels,
+)
+from tests.runtime.engine.compiled import needs_kernels
+
+pytestmark = needs_kernels
+#: The program's layers, by their numbers in the pages.
+NUMBERS = [0, 1, 2, 1, 0, 2]
+
+
+class Steps:
+    """Steps with some pages at creditors, and on one device. `left`: the halves of which native calls left the rest."""
+
+    def __init__(self, folder: Path, rows: Rows, native: str = "client server") -> None:
+        self.rows, self.cluster = rows, Cluster(folder, rows, native)
+        self._layers = ThinLayers(kernels(), NUMBERS, (HEADS, KV_HEADS, WIDTH), getattr(torch, rows.dtype))
+        self._make, self._merge = native_attention(kernels()), NativeOperations(kernels()).merge
+        self.left, self.calls = list[int | None](), 0
+
+    def hidden(self, seed: int) -> Tensor:
+        return torch.randn(1, self.rows.rows, HIDDEN, generator=torch.Generator().manual_seed(seed))
+
+    def alone(self, seed: int) -> Tensor:
+        return self._layers.run(self.hidden(seed), self._make(self.rows.paging(False)), LENGTH - 1)
+
+    def shared(self, seed: int) -> Tensor:
+        backend = AwayLayers(self._make, self.rows.paging(True), self.cluster.debtor.reached, self._merge)
+        return self._layers.run(self.hidden(seed), backend, LENGTH - 1)
+
+    def are_equal(self, *seeds: int) -> bool:
+        return all(torch.equal(self.shared(seed), self.alone(seed)) for seed in seeds)
+
+    def asked(self) -> dict[str, int]:
+        """Return how often Python attended for each creditor."""
+        return {name: each.calls for name, each in self.cluster.held.items()}
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Steps]]:
+    made, run = list[Steps](), Kernels.layers_
+
+    def counted(self: Kernels, *given: Any, **how: bool) -> int | None:
+        left = run(self, *given, **how)
+        made[-1].left.append(left)
+        return left
+
+    def one(*given: Any) -> Steps:
+        made.append(Steps(tmp_path, *given))
+        return made[-1]
+
+    monkeypatch.setattr(Kernels, "layers_", counted)
+    yield one
+    for each in made:
+        each.cluster.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lent", [
+    ("d1 d2",), ("d1 d2", "d1 d2"), ("d1 d2", "d2", "d1"), ("d1", "d2"), ("", "d1 d2", ""), ("d2", "", "d1 d2", "d1"),
+], ids=str)  # fmt: skip
+def test_a_step_has_the_bits_of_one_device(make: Callable[..., Steps], lent: tuple[str, ...], dtype: str) -> None:
+    """Whatever rows are lent to whom; beside them rows with all pages here."""
+    steps = make(Rows(len(lent), dtype, lent))
+    assert steps.are_equal(0)
+    names = sorted({name for each in lent for name in each.split()})
+    assert steps.left == [0, None, None], "the first question makes the connection; one device's step"
+    asked = steps.asked()
+    assert all(asked[name] == LAYERS for name in names), "creditors learn the questions of each layer"
+    steps.left.clear()
+    for seed in range(1, 6):
+        assert steps.are_equal(seed)
+    late = len(steps.left) - 10
+    assert 0 <= late <= 2, "answers that take longer than a native call waits"
+    assert steps.asked() == asked, "nothing more is asked of Python"
+
+
+def test_the_call_goes_on_behind_an_answer_that_is_late(make: Callable[..., Steps]) -> None:
+    steps = make(Rows(3, "float32", ("d1 d2", "", "d2")), "client")
+    assert steps.are_equal(0, 1)
+    held = steps.cluster.held["d2"]
+    attend, before = held.attend_loans, held.calls
+
+    def slow(*given: Any) -> Any:
+        if held.calls == before + 3:
+            held.free.clear()
+            threading.Timer(0.2, held.free.set).start()
+        return attend(*given)
+
+    held.attend_loans = slow  # type: ignore[method-assign]
+    steps.left.clear()
+    assert steps.are_equal(2)
+    assert steps.left == [3, None, None]
+    assert steps.are_equal(3, 4)
+    assert held.calls == before + 3 * len(NUMBERS), "none is asked twice"
+
+
+def test_a_step_that_is_given_up_leaves_nothing_behind(make: Callable[..., Steps]) -> None:
+    """Its late answers are not taken for those of the next one."""
+    steps = make(Rows(2, "float32", ("d1 d2", "d2")), "client")
+    assert steps.are_equal(0, 1)
+    held = steps.cluster.held["d2"]
+    attend, before = held.attend_loans, held.calls
+
+    def stuck(*given: Any) -> Any:
+        if held.calls == before + 2:
+            held.free.clear()
+        return attend(*given)
+
+    held.attend_loans = stuck  # type: ignore[method-assign]
+    with pytest.raises(LoanLost, match="d2 did not answer"):
+        steps.shared(2)
+    held.free.set()
+    assert steps.are_equal(3, 4, 5)
+    steps.left.clear()
+    assert steps.are_equal(6, 7)
+    assert steps.left == [None] * 4
+
+
+def test_a_creditor_that_has_lost_its_pages_ends_the_step(make: Callable[..., Steps]) -> None:
+    steps = make(Rows(2, "float32", ("d1 d2", "d2")))
+    assert steps.are_equal(0, 1)
+    held = steps.cluster.held["d1"]
+    held.lent.drop_loan(0)
+    with pytest.raises(LoanLost, match="d1"):
+        steps.shared(2)
+    held.lent.hold_loan(0, steps.rows.tables[0, :, : 64 // PAGE].t().tolist(), 64, "d0")
+    assert steps.are_equal(3, 4, 5)
+
+
+def test_steps_may_change_what_travels_and_where_pages_are(make: Callable[..., Steps]) -> None:
+    """Numbers of messages go on from native calls to Python and back; halves keep nothing of a step."""
+    steps = make(Rows(2, "float32", ("d1 d2", "d1")))
+    assert steps.are_equal(0, 1)
+    for how in ("pages", "query", "pages", "query"):
+        steps.cluster.debtor.ship(how)
+        steps.left.clear()
+        assert steps.are_equal(2, 3)
+        cut = [*range(len(NUMBERS)), None, None] * 2
+        assert steps.left == (cut if how == "pages" else [None] * 4)
+
+
+def test_answers_are_awaited_layer_by_layer_without_native_packets(make: Callable[..., Steps]) -> None:
+    """The baseline: packets are read in Python."""
+    steps = make(Rows(2, "float32", ("d1 d2", "d1")), "")
+    assert steps.are_equal(0, 1)
+    assert steps.left == [*range(len(NUMBERS)), None, None] * 2
