@@ -20,7 +20,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from runtime.chains import Array
 from runtime.engine.attention.away_paging import causal_pairs, paging_here, paging_of, tokens_of
 from runtime.engine.attention.interface import Tokens
 from runtime.engine.attention.native_away import NOTHING, AwayStep, NativeLayers, PacketCreditors, StepLayer
