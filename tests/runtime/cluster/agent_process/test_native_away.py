@@ -69,6 +69,17 @@ def test_queries_may_change_their_type_from_layer_to_layer(make: Callable[..., C
     assert sum(each.merged for each in cluster.debtor.done) > LAYERS
 
 
+def test_queries_may_change_their_type_from_step_to_step(make: Callable[..., Cluster]) -> None:
+    """And questions kept from a step are not those of one with another type."""
+    context = Rows(1, "bfloat16")
+    cluster = make(context)
+    for step in range(6):
+        kind = ("float32", "bfloat16")[step % 2]
+        want = [context.whole(layer, context.now(step + layer, kind)) for layer in range(LAYERS)]
+        assert all(map(torch.equal, cluster.debtor.step(step, kind), want))
+    assert sum(each.merged for each in cluster.debtor.done) > 2 * LAYERS
+
+
 def test_questions_follow_loans_that_grow(make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept from step to step, but not beyond a change of what is lent."""
     context = Rows()

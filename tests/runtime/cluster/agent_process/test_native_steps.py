@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from runtime.engine.attention.away import AwayLayers
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.paged_attention import native_attention
 from runtime.engine.layers.operations import NativeOperations
+from runtime.engine.step.context import PagedMetadata
 from runtime.types import LoanLost
 from tests.runtime.cluster.agent_process.lent_rows import (
     HEADS,
@@ -47,15 +49,23 @@ class Steps:
     def hidden(self, seed: int) -> Tensor:
         return torch.randn(1, self.rows.rows, HIDDEN, generator=torch.Generator().manual_seed(seed))
 
-    def alone(self, seed: int) -> Tensor:
-        return self._layers.run(self.hidden(seed), self._make(self.rows.paging(False)), LENGTH - 1)
+    def alone(self, seed: int, order: int = 1) -> Tensor:
+        return self._layers.run(self.hidden(seed), self._make(self._paging(False, order)), LENGTH - 1)
 
-    def shared(self, seed: int) -> Tensor:
-        backend = AwayLayers(self._make, self.rows.paging(True), self.cluster.debtor.reached, self._merge)
+    def shared(self, seed: int, order: int = 1) -> Tensor:
+        backend = AwayLayers(self._make, self._paging(True, order), self.cluster.debtor.reached, self._merge)
         return self._layers.run(self.hidden(seed), backend, LENGTH - 1)
 
-    def are_equal(self, *seeds: int) -> bool:
-        return all(torch.equal(self.shared(seed), self.alone(seed)) for seed in seeds)
+    def are_equal(self, *seeds: int, order: int = 1) -> bool:
+        return all(torch.equal(self.shared(seed, order), self.alone(seed, order)) for seed in seeds)
+
+    def _paging(self, away: bool, order: int) -> PagedMetadata:
+        """Return the paging of the rows. `order`: 1, or -1 for the last one first."""
+        made = self.rows.paging(away)
+        if order == 1:
+            return made
+        gone = tuple(replace(one, row=self.rows.rows - 1 - one.row) for one in reversed(made.away))
+        return replace(made, tables=made.tables.flip(0), token_pages=made.token_pages.flip(1), away=gone)
 
     def asked(self) -> dict[str, int]:
         """Return how often Python attended for each creditor."""
@@ -164,6 +174,30 @@ def test_steps_may_change_what_travels_and_where_pages_are(make: Callable[..., S
         assert steps.are_equal(2, 3)
         cut = [*range(len(NUMBERS)), None, None] * 2
         assert steps.left == (cut if how == "pages" else [None] * 4)
+
+
+def test_questions_follow_rows_that_change_places(make: Callable[..., Steps]) -> None:
+    """What creditors are asked stays the same then, but not of which rows."""
+    steps = make(Rows(3, "float32", ("d1", "d2", "")))
+    assert steps.are_equal(0, 1)
+    steps.left.clear()
+    for order in (-1, 1, -1):
+        assert steps.are_equal(2, 3, order=order)
+    assert steps.left == [None] * 12
+
+
+def test_python_asks_while_packets_must_not_pass_it_by(
+    make: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = make(Rows(2, "float32", ("d1 d2", "d1")))
+    assert steps.are_equal(0, 1)
+    steps.left.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(steps.cluster.debtor.link, "find_places", lambda creditors: None)
+        assert steps.are_equal(2)
+    assert steps.left == [*range(len(NUMBERS)), None, None]
+    assert steps.are_equal(3)
+    assert steps.left[-2:] == [None, None]
 
 
 def test_answers_are_awaited_layer_by_layer_without_native_packets(make: Callable[..., Steps]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.chains import Array
 from runtime.config import EngineConfig
 from runtime.engine.attention.gathered import GatheredAttention
 from runtime.engine.attention.interface import AttentionSettings, Tokens
@@ -21,6 +22,7 @@ from runtime.engine.layers.operations import NativeOperations, StockOperations
 from runtime.engine.models.registry import kernels_for
 from runtime.engine.step.context import PagedMaker, PagedMetadata, RowSpan
 from runtime.kv.pool import PagePool
+from runtime.types import LoanLost
 from tests.runtime.engine.gpu_kernel_fakes import PlainVarlen
 
 BACKENDS = ("gathered", "native", "varlen")
@@ -262,3 +264,21 @@ def test_parts_cut_at_blocks_of_64_keys_have_the_bits_of_all_keys(dtype: torch.d
             rng.shuffle(made)
             merged = merge_parts(made)
             assert torch.equal(merged.out, whole.out), (count, length, parts)
+
+
+def test_answers_of_another_shape_are_refused() -> None:
+    query = torch.zeros(2, 3, 4)
+    made = PartialAttention(torch.randn(2, 3, 4).double(), torch.rand(2, 3, 2).double())
+    values, sums = (Array("float64", tuple(each.shape), each.numpy().tobytes()) for each in (made.values, made.sums))
+    found = PartialAttention.of_arrays([values, sums], query)
+    assert torch.equal(found.values, made.values) and torch.equal(found.sums, made.sums)
+    narrow = Array("float32", values.shape, made.values.float().numpy().tobytes())
+    assert torch.equal(PartialAttention.of_arrays([narrow, sums], query).values, made.values.float().double())
+    for wrong in ([values], [sums, values], [values, values], [values, sums, sums]):
+        with pytest.raises(LoanLost, match="another shape"):
+            PartialAttention.of_arrays(wrong, query)
+    for at in range(2):
+        cut = [values, sums]
+        cut[at] = Array("float64", cut[at].shape, cut[at].data[:-8])
+        with pytest.raises(LoanLost, match="cannot be used"):
+            PartialAttention.of_arrays(cut, query)
