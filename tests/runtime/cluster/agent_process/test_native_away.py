@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from runtime.cluster.agent_process.side_link import SidePeers
+from runtime.engine.tensors.convert import array_of
 from runtime.lending_config import LoanShipping
+from runtime.loans import LoanQuery
 from runtime.types import LoanLost
 from tests.runtime.cluster.agent_process import lent_rows
-from tests.runtime.cluster.agent_process.lent_rows import ENDS, LAYERS, PAGE, Cluster, Debtor, Rows
+from tests.runtime.cluster.agent_process.lent_rows import ENDS, KV_HEADS, LAYERS, PAGE, Cluster, Debtor, Rows
 from tests.runtime.cluster.agent_process.test_known_answers import LIES, lying_creditor
 from tests.runtime.engine.compiled import needs_kernels
 
@@ -93,6 +95,17 @@ def test_questions_follow_loans_that_grow(make: Callable[..., Cluster], monkeypa
             want = [context.whole(layer, context.now(step + layer)) for layer in range(LAYERS)]
             assert all(map(torch.equal, cluster.debtor.step(step), want))
     assert sum(each.merged for each in cluster.debtor.done) > 2 * LAYERS
+
+
+def test_packets_do_not_overtake_a_question_that_is_open(make: Callable[..., Cluster]) -> None:
+    """A creditor answers in the order of questions, however they were sent."""
+    context = Rows()
+    link = make(context).debtor.link
+    question = LoanQuery(((0,),), ((ENDS["d1"],),), (1,), 0, KV_HEADS, "float32")
+    ticket = link.send_query("d1", question, (array_of(context.now(0).query),))
+    assert link.find_places(["d1"]) is None
+    assert len(link.collect(ticket)) == 2
+    assert link.find_places(["d1"]) is not None
 
 
 def test_a_late_answer_to_a_step_that_was_given_up_is_not_taken(make: Callable[..., Cluster]) -> None:
