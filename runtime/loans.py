@@ -16,6 +16,9 @@ from runtime.chains import Array
 from runtime.lending_config import LoanShipping
 from runtime.types import PlaceChange, SentAway
 
+#: Most bytes of a message without its arrays that native code exchanges (`MOST_HEAD` in csrc/exchange.c).
+MOST_HEAD_BYTES = 1024
+
 
 class LoanQuery(msgspec.Struct, frozen=True, array_like=True):
     """Ask for attention to K and V that a device holds for another one: the queries of one layer (IL-27).

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 
 from runtime.chains import Array
-from runtime.loans import PacketPlace, PacketQuestion, PacketReceiver
+from runtime.loans import MOST_HEAD_BYTES, PacketPlace, PacketQuestion, PacketReceiver
 from runtime.messages import AttendLoans, LoansAttended
 from runtime.transport.messenger import Messenger
 from runtime.transport.packets import PacketLink, head_of, numbered
@@ -123,7 +123,7 @@ class PacketQuestions:
 
 @lru_cache(_MOST_HEADS)
 def _question_of(creditor: str, asked: AttendLoans, dtype: str, shape: tuple[int, ...]) -> PacketQuestion | None:
-    """Return the messages of a question with such queries; None if one is too long for a packet.
+    """Return the messages of a question with such queries; None if one is too long for a packet, or for native code.
 
     Raises WireError for a question that the creditor would refuse.
     """
@@ -133,6 +133,6 @@ def _question_of(creditor: str, asked: AttendLoans, dtype: str, shape: tuple[int
     queries = Array(dtype, shape, bytes(prod(shape) * ITEM_BYTES.get(dtype, 0)))
     made = [Array("float64", (tokens, heads, wide), bytes(tokens * heads * wide * 8)) for wide in (width, 2)]
     question, answer = head_of(asked, (queries,)), head_of(LoansAttended(asked.turn), made)
-    if question is None or answer is None:
+    if question is None or answer is None or len(question.data) > MOST_HEAD_BYTES:
         return None
     return PacketQuestion(creditor, question, answer, shape, len(queries.data))

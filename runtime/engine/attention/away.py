@@ -127,7 +127,7 @@ class AwayLayers:
         self._at(layer).chunks(layer, now, out, sums)
 
     def prepare_calls(self, layers: Mapping[int, Tokens]) -> AwayStep | None:
-        """Return the native calls of layers with such queries; None if there are none. Raises LoansMixed."""
+        """Return the native calls of layers with such queries; None if there are none. Raises LoanLost, LoansMixed."""
         reached, found = self._creditors, dict[int, StepLayer]()
         for layer, now in layers.items():
             backend = self._at(layer)
@@ -177,7 +177,10 @@ class AwayAttention:
             for one, span in zip(paging.away, self._spans, strict=True)
         ]
         self._first = [each[0] * width for each in groups]
-        self._made_room: PartialAttention | None = None
+        #: Parts of all rows by the shape of their queries: native calls keep pointers to them.
+        self._rooms: dict[torch.Size, PartialAttention] = {}
+        #: Whether a step's call has attended to the chunks beside, in the layer of the last `decode`.
+        self._chunks_done = False
         self._local = made(paging_here(paging, self._spans, groups))
 
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -191,6 +194,7 @@ class AwayAttention:
         direct = self._everything and out.dtype == dtype and out.is_contiguous()
         whole = out if direct else torch.empty(query.shape, dtype=dtype, device=query.device)
         done, tickets = self._attend_natively(layer, now, room, whole if sums is None else None)
+        self._chunks_done = done.beside
         total = None if sums is None else sums if direct else torch.empty_like(room.sums[0])
         if not done.merged:
             self._do_rest(layer, now, query, (room, places), done, tickets, (out, sums))
@@ -241,7 +245,7 @@ class AwayAttention:
         late = zip(tickets, shares[done.received : done.sent], strict=True)
         asked = [_OpenQuery(ticket, share, self._queries_of(share, query), None, False, 0.0) for ticket, share in late]
         asked += self._send_queries(layer, away, shares[done.sent :])
-        if self._here is not None:
+        if self._here is not None and not done.beside:
             self._here.decode(layer, now, *out)
         learns = any(each.ask is not None for each in asked)
         where = places[0]
@@ -253,7 +257,7 @@ class AwayAttention:
             self._take_answer(each, now, room, where)
 
     def chunks(self, layer: int, now: Tokens, out: Tensor, sums: Tensor | None = None) -> None:
-        if self._here is not None:
+        if self._here is not None and not self._chunks_done:
             self._here.chunks(layer, now, out, sums)
 
     def _attend_here(
@@ -294,9 +298,9 @@ class AwayAttention:
 
         A row with fewer parts than another one has parts without tokens, which are never written.
         """
-        if self._made_room is None or self._made_room.values.shape[1:] != query.shape:
-            self._made_room = PartialAttention.empty(query, self._parts[0])
-        return self._made_room, self._places
+        if (room := self._rooms.get(query.shape)) is None:
+            room = self._rooms[query.shape] = PartialAttention.empty(query, self._parts[0])
+        return room, self._places
 
     @cached_property
     def _parts(self) -> tuple[int, list[RowParts]]:

@@ -136,7 +136,7 @@ class NativeLayers:
         calls = self._creditors.call.calls(
             now.query, here, self._parts[0].numbers, (room.values, room.sums), self._rows
         )
-        first = tuple(self._questions_of(0, now))
+        first = tuple(self._questions_of(0, now))  # for those of all layers, which differ in the layer alone
         return _Prepared(calls, self._creditors.questions((self._creditors.link.turn, self._parts, like, first)))
 
     def _asked_in(self, layer: int, now: Tokens, asked: dict[int, AskedQuestions]) -> AskedQuestions | None:

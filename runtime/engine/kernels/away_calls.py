@@ -42,6 +42,7 @@ class _AwayData(ctypes.Structure):
         ("packet", c_void_p), ("room", c_int64), ("length", c_int64), ("spin", c_void_p), ("ms", c_int64),
         ("threads", c_int64), ("sent", c_int64), ("attended", c_int64), ("received", c_int64),
         ("step_rows", c_void_p), ("step_queries", c_void_p), ("step_out", c_void_p), ("others", c_void_p),
+        ("beside", c_int64),
     )  # fmt: skip
 
 
@@ -54,6 +55,7 @@ class AwayDone(NamedTuple):
         received: Answers that came, the first ones, and are in the room.
         packet: Another packet that came instead of the next answer.
         merged: Whether the result is there.
+        beside: Whether the step's other rows have been attended to, chunks of prompts too.
     """
 
     sent: int = 0
@@ -61,6 +63,7 @@ class AwayDone(NamedTuple):
     received: int = 0
     packet: bytes | None = None
     merged: bool = False
+    beside: bool = False
 
 
 class RowParts(NamedTuple):
@@ -120,7 +123,7 @@ class AwayCall:
         """Return what was done by a call that has left the rest."""
         data = self.data
         packet = None if data.length < 0 else bytes(self._packet[: data.length])
-        return AwayDone(data.sent, bool(data.attended), data.received, packet)
+        return AwayDone(data.sent, bool(data.attended), data.received, packet, False, bool(data.beside))
 
 
 class AwayCalls:

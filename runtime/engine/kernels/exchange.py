@@ -20,12 +20,12 @@ from runtime.chains import Array
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.signatures import PagesData
 from runtime.kv.pool import PageView
-from runtime.loans import AnsweredQuestions, LoanQuery, PacketHead, PacketPlace
+from runtime.loans import MOST_HEAD_BYTES, AnsweredQuestions, LoanQuery, PacketHead, PacketPlace
 
 #: Longest time in ns that a wait for a packet spins.
 SPIN_NS = 200_000
 #: As in `csrc/exchange.c`.
-_MOST_FILES, _MOST_HEAD = 256, 1024
+_MOST_FILES = 256
 _PACKET = 2
 #: Most questions that are known at a time.
 _MOST_KNOWN = 1024
@@ -186,7 +186,7 @@ class NativeQuestions:
         self, end: int, question: PacketHead, answer: PacketHead, query: LoanQuery, array: Array, stamp: int
     ) -> None:
         data, decoding = self._data, self._decoding_of(query, array)
-        if decoding is None or len(answer.data) > _MOST_HEAD or stamp != self.stamp:
+        if decoding is None or len(answer.data) > MOST_HEAD_BYTES or stamp != self.stamp:
             return
         if data.expected != stamp or len(self) >= _MOST_KNOWN:
             self.clear()

@@ -87,7 +87,10 @@ class LayersAway(Protocol):
         ...
 
     def close(self, left: int | None) -> None:
-        """Take it that the calls have run up to layer `left`, with the rest left to the backend; None: all of them."""
+        """Take it that the calls have run up to layer `left`, with the rest left to the backend.
+
+        None: all of them have run, or the step has failed, with no question open.
+        """
         ...
 
 
@@ -96,7 +99,7 @@ class AttendsAway(Protocol):
     """An attention backend that may have native calls."""
 
     def prepare_calls(self, layers: Mapping[int, Tokens]) -> LayersAway | None:
-        """Return the native calls of these layers, with what attends in each."""
+        """Return the native calls of these layers, with what attends in each. Raises LoanLost, LoansMixed."""
         ...
 
 
@@ -205,7 +208,9 @@ class Program:
         lo: int | None = 0
         resumes = False
         while lo is not None:
-            left, kept = None, _AwayHalves(self._halves, cuts, {} if calls is None else calls.open(), work.step)
+            asks = calls is not None and (not resumes or max(cuts) > lo)
+            # kept: what the halves point to
+            left, kept = None, _AwayHalves(self._halves, cuts, calls.open() if calls and asks else {}, work.step)
             try:
                 left = self.kernels.layers_(work.out, self._halves, work.step, lo, resumes=resumes)
             finally:

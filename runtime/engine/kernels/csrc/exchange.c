@@ -158,6 +158,7 @@ struct away {
     const int64_t *step_rows;
     float *step_queries, *step_out;
     const struct step *others;
+    int64_t beside; /* whether these have been attended to */
 };
 
 /* Put parts of `count` rows, back to back, where they belong; NULL for all rows. */
@@ -175,7 +176,7 @@ static void place_parts(const struct away *all, const int64_t *rows, const int64
 static int ask_all(struct away *all)
 {
     int64_t bytes = all->here.heads * all->here.dim * (all->narrow ? 2 : 4);
-    all->sent = all->attended = all->received = 0;
+    all->sent = all->attended = all->received = all->beside = 0;
     all->length = -1;
     for (; all->sent < all->count; all->sent++) {
         const struct asked *one = all->asked + all->sent;
@@ -225,9 +226,12 @@ static int attend_half_away(const struct half *half, const struct step *step, in
         memcpy(all->step_queries + r * width, step->wide + all->step_rows[r] * half->in_total, (size_t)width * 4);
     all->queries = (const char *)all->step_queries;
     all->out = all->step_out;
-    int rest = ask_all(all);
-    if (all->others != NULL && attend_half(half, all->others, threads)) return 1;
-    if (rest || finish_away(all)) return 1;
+    if (ask_all(all)) return 1;
+    if (all->others != NULL) {
+        if (attend_half(half, all->others, threads)) return 1;
+        all->beside = 1;
+    }
+    if (finish_away(all)) return 1;
     for (int64_t r = 0; r < rows; r++) memcpy(step->made + all->step_rows[r] * width, all->step_out + r * width, (size_t)width * 4);
     return 0;
 }
@@ -325,4 +329,7 @@ int zoo_answer(struct answers *all)
 
 /* What is known is no longer true. From any thread. */
 void zoo_change(_Atomic int64_t *stamp) { atomic_fetch_add(stamp, 1); }
+#else
+/* Elsewhere no half has such attention. */
+static int attend_half_away(const struct half *half, const struct step *step, int threads) { return half == NULL || step == NULL || threads >= 0; }
 #endif

@@ -97,7 +97,7 @@ static int leave_half(float *hidden, const struct half *half, const struct step 
 }
 
 /* Run hidden [rows, width] through `count` halves, in place. `resumes`: the first one's attention is in `made` already. Returns 0, 1
- * if out of memory, or 2 + the number of a half whose attention is left to the caller, with its queries in `wide`. */
+ * if out of memory, or 2 + the number of a half whose attention, or the rest of it, is left to the caller, with its queries in `wide`. */
 int zoo_layers(float *hidden, const struct half *halves, int64_t count, const struct step *step, int resumes, int threads)
 {
     for (int64_t i = 0; i < count; i++) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from runtime.cluster.agent_process.side_link import SidePeers
+from runtime.engine.attention.away import AwayAttention
+from runtime.engine.kernels.paged_attention import native_attention
+from runtime.engine.layers.operations import NativeOperations
 from runtime.engine.tensors.convert import array_of
 from runtime.lending_config import LoanShipping
 from runtime.loans import LoanQuery
@@ -80,6 +84,31 @@ def test_queries_may_change_their_type_from_step_to_step(make: Callable[..., Clu
         want = [context.whole(layer, context.now(step + layer, kind)) for layer in range(LAYERS)]
         assert all(map(torch.equal, cluster.debtor.step(step, kind), want))
     assert sum(each.merged for each in cluster.debtor.done) > 2 * LAYERS
+
+
+def test_parts_are_found_behind_layers_with_other_heads(make: Callable[..., Cluster]) -> None:
+    """What native code has done of a layer is where Python does the rest."""
+    context = Rows()
+    cluster = make(context, "client")
+    cluster.debtor.step(0)
+    held = cluster.held["d2"]
+    attend, before = held.attend_loans, held.calls
+
+    def slow(*given: Any) -> Any:
+        if held.calls == before + 2:
+            held.free.clear()
+            threading.Timer(0.2, held.free.set).start()
+        return attend(*given)
+
+    held.attend_loans = slow  # type: ignore[method-assign]
+    made, merge = native_attention(lent_rows.kernels()), NativeOperations(lent_rows.kernels()).merge
+    backend = AwayAttention(made, context.paging(True), cluster.debtor.reached, merge)
+    for layer, heads in enumerate((4, 8, 4)):
+        now = context.now(layer)._replace(query=torch.randn(1, heads, lent_rows.WIDTH))
+        out = torch.zeros(now.query.shape)
+        backend.decode(layer, now, out)
+        assert torch.equal(out, context.whole(layer, now))
+    assert [each.received for each in cluster.debtor.done[-3:]] == [2, 2, 1]
 
 
 def test_questions_follow_loans_that_grow(make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:

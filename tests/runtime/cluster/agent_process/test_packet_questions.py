@@ -16,7 +16,7 @@ from msgspec import structs
 
 from runtime.chains import Array
 from runtime.cluster.agent_process.packet_questions import PacketQuestions
-from runtime.loans import LoanQuery, PacketPlace, PacketQuestion
+from runtime.loans import MOST_HEAD_BYTES, LoanQuery, PacketPlace, PacketQuestion
 from runtime.messages import AttendLoans, LoansAttended
 from runtime.transport.channels.seqpacket import PACKET_BYTES
 from runtime.transport.messenger import Envelope, Messenger, PeerCut
@@ -122,6 +122,15 @@ def answer_to(question: Prepared) -> None:
         assert end.recv(PACKET_BYTES)[: len(question.packet.answer.data)] == numbered(
             question.packet.answer, question.place.due
         )
+
+
+def test_questions_that_are_too_long_for_native_code_are_no_packets(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    for loans, fits in ((100, True), (400, False)):
+        asked = structs.replace(ASKED, query=LoanQuery((tuple(range(loans)),), ((8,) * loans,), (1,), 0))
+        made = exchange.questions.prepare([("d1", asked)], QUERY.dtype, (HEADS, WIDTH))
+        assert (made is not None) == fits
+        assert made is None or len(made[0].question.data) <= MOST_HEAD_BYTES
 
 
 def test_questions_and_answers_pass_the_messenger_by(exchange: Exchange) -> None:
