@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,6 +116,32 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_queries_and_pages_give_the_same_bits(halves: Halves) -> None:
     made = [halves.attend(SlowLink(halves.held), how) for how in ("query", "pages")]
     assert torch.equal(*made) and (made[0] - halves.want).abs().max() < 1e-5
+
+
+def test_a_chunk_beside_attends_to_its_own_pages(halves: Halves) -> None:
+    """Where no step's call has attended to it."""
+    away = torch.full(((LENT + HERE) // PAGE,), halves.pool.padding)
+    beside, own = away.clone(), torch.arange(HERE // PAGE)
+    away[LENT // PAGE :], beside[: HERE // PAGE] = own, own
+    alone = replace(
+        halves._paging(halves.pool, own), spans=(RowSpan(0, CHUNK, HERE - CHUNK),), lengths=torch.tensor([HERE])
+    )
+    want, query = torch.zeros_like(halves.now.query), halves.now.query
+    halves._made(alone).chunks(0, halves.now, want)
+    paging = replace(
+        alone,
+        spans=(RowSpan(0, CHUNK, LENT + HERE - CHUNK), RowSpan(CHUNK, 2 * CHUNK, HERE - CHUNK)),
+        tables=torch.stack((away, beside))[:, None],
+        lengths=torch.tensor([LENT + HERE, HERE]),
+        away=(AwayRow(0, 0, (SentAway("s", "d1", 5, 0, LENT),)),),
+    )
+    link, out = SlowLink(halves.held), torch.zeros(2 * CHUNK, HEADS, WIDTH)
+    backend = AwayAttention(halves._made, paging, Creditors(link, "query"), StockOperations().merge)
+    now = halves.now._replace(query=torch.cat((query, query)))
+    backend.decode(0, now, out)
+    backend.chunks(0, now, out)
+    assert (out[:CHUNK] - halves.want).abs().max() < 1e-5
+    assert torch.allclose(out[CHUNK:], want, atol=1e-6)
 
 
 @pytest.mark.parametrize(("queries", "pages", "pulled"), [(0.02, 0.0, True), (0.0, 0.02, False)])
