@@ -208,9 +208,8 @@ class Program:
         lo: int | None = 0
         resumes = False
         while lo is not None:
-            asks = calls is not None and (not resumes or max(cuts) > lo)
-            # kept: what the halves point to
-            left, kept = None, _AwayHalves(self._halves, cuts, calls.open() if calls and asks else {}, work.step)
+            opened = calls.open() if calls is not None and (not resumes or max(cuts) > lo) else {}
+            left, kept = None, _AwayHalves(self._halves, cuts, opened, work.step)  # kept: what the halves point to
             try:
                 left = self.kernels.layers_(work.out, self._halves, work.step, lo, resumes=resumes)
             finally:

@@ -331,5 +331,9 @@ int zoo_answer(struct answers *all)
 void zoo_change(_Atomic int64_t *stamp) { atomic_fetch_add(stamp, 1); }
 #else
 /* Elsewhere no half has such attention. */
-static int attend_half_away(const struct half *half, const struct step *step, int threads) { return half == NULL || step == NULL || threads >= 0; }
+static int attend_half_away(const struct half *half, const struct step *step, int threads)
+{
+    (void)half, (void)step, (void)threads;
+    return 1;
+}
 #endif

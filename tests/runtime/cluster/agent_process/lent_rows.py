@@ -95,6 +95,9 @@ class Rows:
 class Held:
     """What one creditor holds of the rows. It waits for `free`; `calls`: how often Python attended."""
 
+    #: The call that is late, and by how many seconds; None: until `free` is set.
+    _late: tuple[int, float | None] = (0, None)
+
     def __init__(self, rows: Rows, name: str, first: int, last: int) -> None:
         self.lent = LentPages(native_attention(kernels()), rows.pool.second_lane(), torch.device("cpu"))
         for row in range(rows.rows):
@@ -102,6 +105,10 @@ class Held:
             self.lent.hold_loan(row, groups, last - first, "d0")
         self.calls, self.free = 0, threading.Event()
         self.free.set()
+
+    def answer_late(self, number: int, seconds: float | None) -> None:
+        """Have Python's call with this number from now on, the first one is 1, wait so long (`_late`)."""
+        self._late = self.calls + number, seconds
 
     def borrow(self, link: LoanLink, shipping: str = "query") -> None: ...
 
@@ -113,6 +120,11 @@ class Held:
 
     def attend_loans(self, query: LoanQuery, arrays: Sequence[Array], debtor: str) -> tuple[Array, ...]:
         self.calls += 1
+        number, seconds = self._late
+        if self.calls == number:
+            self.free.clear()
+            if seconds is not None:
+                threading.Timer(seconds, self.free.set).start()
         assert self.free.wait(30)
         return self.lent.attend(query, arrays, debtor)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,15 +91,7 @@ def test_parts_are_found_behind_layers_with_other_heads(make: Callable[..., Clus
     cluster = make(context, "client")
     cluster.debtor.step(0)
     held = cluster.held["d2"]
-    attend, before = held.attend_loans, held.calls
-
-    def slow(*given: Any) -> Any:
-        if held.calls == before + 2:
-            held.free.clear()
-            threading.Timer(0.2, held.free.set).start()
-        return attend(*given)
-
-    held.attend_loans = slow  # type: ignore[method-assign]
+    held.answer_late(3, 0.2)
     made, merge = native_attention(lent_rows.kernels()), NativeOperations(lent_rows.kernels()).merge
     backend = AwayAttention(made, context.paging(True), cluster.debtor.reached, merge)
     for layer, heads in enumerate((4, 8, 4)):

@@ -45,7 +45,7 @@ class Steps:
         self.rows, self.cluster = rows, Cluster(folder, rows, native)
         self._layers = ThinLayers(kernels(), NUMBERS, (HEADS, KV_HEADS, WIDTH), getattr(torch, rows.dtype))
         self._make, self._merge = native_attention(kernels()), NativeOperations(kernels()).merge
-        self.left, self.calls = list[int | None](), 0
+        self.left = list[int | None]()
 
     def hidden(self, seed: int) -> Tensor:
         return torch.randn(1, self.rows.rows, HIDDEN, generator=torch.Generator().manual_seed(seed))
@@ -118,15 +118,8 @@ def test_the_call_goes_on_behind_an_answer_that_is_late(
     steps = make(Rows(3, "float32", ("d1 d2", "", "d2")), "client")
     assert steps.are_equal(0, 1)
     held = steps.cluster.held["d2"]
-    attend, before = held.attend_loans, held.calls
-
-    def slow(*given: Any) -> Any:
-        if held.calls == before + 3:
-            held.free.clear()
-            threading.Timer(0.5, held.free.set).start()
-        return attend(*given)
-
-    held.attend_loans = slow  # type: ignore[method-assign]
+    before = held.calls
+    held.answer_late(4, 0.5)
     monkeypatch.setattr(away_calls, "_LOOK_MS", 100)
     steps.left.clear()
     attended, decode = list[int](), NativeAttention.decode
@@ -151,15 +144,8 @@ def test_a_creditor_that_is_gone_behind_the_last_question_costs_nothing(
     steps = make(Rows(2, "float32", ("d1 d2", "d2")), "client")
     assert steps.are_equal(0, 1)
     held, peers = steps.cluster.held["d2"], steps.cluster.peers
-    attend, before, known = held.attend_loans, held.calls, {name: peers.get(name) for name in ("d1", "d2")}
-
-    def slow(*given: Any) -> Any:
-        if held.calls == before + len(NUMBERS) - 1:
-            held.free.clear()
-            threading.Timer(0.5, held.free.set).start()
-        return attend(*given)
-
-    held.attend_loans = slow  # type: ignore[method-assign]
+    known = {name: peers.get(name) for name in ("d1", "d2")}
+    held.answer_late(len(NUMBERS), 0.5)
     monkeypatch.setattr(away_calls, "_LOOK_MS", 100)
     steps.cluster.debtor.link.look = lambda: peers.update({"d2": known["d2"]})  # type: ignore[dict-item]
     steps.left.clear()
@@ -176,14 +162,7 @@ def test_a_step_that_is_given_up_leaves_nothing_behind(
     steps = make(Rows(2, "float32", ("d1 d2", "d2")), "client")
     assert steps.are_equal(0, 1)
     held = steps.cluster.held["d2"]
-    attend, before = held.attend_loans, held.calls
-
-    def stuck(*given: Any) -> Any:
-        if held.calls == before + 2:
-            held.free.clear()
-        return attend(*given)
-
-    held.attend_loans = stuck  # type: ignore[method-assign]
+    held.answer_late(3, None)
     monkeypatch.setattr(away_calls, "_LOOK_MS", 100)
     with pytest.raises(LoanLost, match="d2 did not answer"):
         steps.shared(2)
